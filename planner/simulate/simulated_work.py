@@ -67,7 +67,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     """
     model, work, made = plan.model, plan.workload, plan.decisions
     far, shares = table_is_far(plan.hardware, made) and model.computes_embedding, _Shares(plan, units, batch)
-    waits = model.dealt is not None and plan.hardware.gpu is not None
+    # a router's choice is read back, so that a rank launches what is behind it when it is known
+    waits = model.dealt is not None and plan.hardware.gpu is not None and model.experts is None
     stay = model.decoded(made.weights.forms.decoded)
     machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
     routed = len(model.experts.layers) if model.experts else 1

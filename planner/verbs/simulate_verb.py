@@ -108,8 +108,6 @@ def _check_dealt(cfg: SimulateConfig, plan: Plan, force: Force) -> None:
     for name, given in asked.items():
         if given:
             check_alone(plan.ranks, cfg.plan or "", f"`planner simulate` with {name}")
-    if plan.model.experts is not None:
-        check_alone(plan.ranks, cfg.plan or "", "`planner simulate` of routed experts")
 
 
 def _broken(plan: Plan) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
         "process": os.getpid(),
         "device": str(engine.device),
         "layers": session.own.model.layers,
+        "part_tokens": session.own.decisions.prefill_part_tokens,
         "stages": clock.as_json(),
         "waited_s": {phase: {stage: use.waited_s for stage, use in stages.items()} for phase, stages in clock.phases.items()},
         "seconds": clock.seconds,

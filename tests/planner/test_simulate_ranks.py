@@ -30,6 +30,7 @@ CASES = {
     "eight links": (8, host(vram=700 * MB, **CARDS), model(layers=24), work(requests=3)),
     "eight cards, prompts in parts": (8, host(vram=2 * GB, **CARDS), model(layers=27), work(prompt_tokens=8192)),
     "all resident": (3, host(vram=40 * GB, **CARDS), model(layers=25), work(prompt_tokens=8192, new_tokens=8)),
+    "experts": (2, host(vram=3 * GB, **CARDS), model(layers=16, experts=8), work(new_tokens=16)),
     "no cards": (2, host(vram=0), model(layers=24), work(prompt_tokens=512)),
     "two hosts": (4, host(vram=2 * GB, **CARDS | {"cards": 2, "hosts": 2, "network": Network(1.25, 1e-4)}), model(), work(requests=3)),
 }

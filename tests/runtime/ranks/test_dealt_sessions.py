@@ -96,6 +96,7 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
         reports = session.rank.reports()
     assert got.tokens == want.tokens
     assert all(map(torch.equal, got.logits[::-1], want.logits[::-1])), "the last ones: passes may be fewer"
+    assert all(report["part_tokens"] == dealt.prefill_part_tokens for report in reports)
     layers = [report["layers"] for report in reports]
     assert sum(layers) < case.model.get("layers", 6) and len(layers) == case.count - 1
     assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
