@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,14 @@ def test_the_parts_of_a_pass_are_its_rows_in_their_order(rows: list[tuple[int, i
         assert [cut.start for cut in own] == [row.start, *(cut.end for cut in own[:-1])] and own[-1].end == row.end
 
 
-def run(checkpoint: Path, chunk: int, parts: int) -> tuple[Generation, int]:
+ONE = (range(5, 45),)
+SOME = (range(7, 47), (9, 8, 7), range(100, 111), range(7, 47))
+
+
+def run(checkpoint: Path, chunk: int, parts: int, prompts: Sequence[Sequence[int]] = ONE) -> tuple[Generation, int]:
     """On a card that is played, all layers streamed, and the units that were copied."""
-    plan, batch = plan_for(checkpoint, decisions(gpu=True, resident=(0, 0, 0)), gpu=True), Batch([range(5, 45)], 3, chunk)
+    plan = plan_for(checkpoint, decisions(gpu=True, batch=len(prompts)), gpu=True)
+    batch = Batch(prompts, 3, chunk)
     with opened(plan, checkpoint, LockingCopier()) as session:
         engine = session.engine
         cut = PassParts(parts, engine.stepper.attention, engine.kv, engine._binder, engine.stepper.put)
@@ -69,3 +75,10 @@ def test_a_unit_that_streams_serves_all_parts_before_it_is_left(checkpoint: Path
     assert got.tokens == want.tokens and torch.equal(got.logits[0], want.logits[-3])
     passes = -(-40 // parts)
     assert once * (passes + 2) == often * 3, "one pass in parts, or so many passes, and two steps"
+
+
+def test_parts_of_unequal_prompts_are_those_prompts(checkpoint: Path) -> None:
+    want, got, alone = (run(checkpoint, 1 << 20, tokens, SOME)[0] for tokens in (0, 7, 1))
+    assert got.tokens == want.tokens
+    for made in (got, alone):
+        torch.testing.assert_close(made.logits[0], want.logits[0], atol=2**-6, rtol=0, msg="a rounding of BF16")
