@@ -55,5 +55,6 @@ def memory_row(what: str, storm: Storm, pid: str, requests: int) -> Row:
     behind = [mb for number, mb in sorted(samples) if number >= from_]
     tenth = max(1, len(behind) // 10)
     first, last = median(behind[:tenth]), median(behind[-tenth:])
-    said = f"MB at the end, over those at request {from_}; {max(behind):.0f} at most"
+    halfway = median(behind[len(behind) // 2 :][:tenth])
+    said = f"MB at the end, over those at request {from_}; {halfway:.1f} halfway, {max(behind):.0f} at most"
     return Row(f"storm: memory of the {what}", said, last, first, "MB", last / first, f"<= {1 + FLAT}", None, 0, 0)
