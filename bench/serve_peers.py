@@ -45,7 +45,7 @@ class Peers:
         mine = settled(self.rig.load(*self.rig.server(self.rig.path), CLIENTS, self.requests, seed="llama"))
         each = ", ".join(f"{count}: {rate:.3g}" for count, rate in theirs.items())
         what = f"{CLIENTS} clients; {best} threads, -ngl {layers}: {each}"
-        yield self.rig.row("over llama.cpp's server", what, mine, theirs[best], "tok/s", ">= 1.3")
+        yield self.rig.row("over llama.cpp's server", what, mine, theirs[best], "tok/s", ">= 1.3" if self.rig.hybrid.card else "")
 
     def transformers(self) -> Iterator[Row]:
         """Prompts are text, which is all that it takes."""

@@ -132,6 +132,8 @@ class Kept:
         self._both: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def opened(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._both is not None and self._both[0].at_eof():
+            self.close()
         self._both = self._both or await asyncio.open_connection(address.host, address.port)
         return self._both
 

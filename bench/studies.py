@@ -344,9 +344,14 @@ STUDIES: Mapping[str, Study] = {
         "Each case counts what went wrong among so many tries; of memory the limit is what the process held after a fifth of the requests.",
         rows_table, rows_checks, "serve_faults.py"),
     "serve_guidellm": Study(
-        "Clients beside guidellm",
-        "The same requests by bench/clients.py and by guidellm, at a server whose own pace is known. The ratio is how far apart they are.",
+        "Clients beside guidellm and aiperf",
+        "The same requests by bench/clients.py and by each of them, at a server whose own pace is known. The ratio is how far apart they "
+        "are.",
         rows_table, rows_checks, "peers/guidellm_beside.py"),
+    "serve_peers": Study(
+        "Beside servers that others wrote",
+        "The same requests of 16 clients, tokens a second. The limit is the other server's.",
+        rows_table, rows_checks, "serve.py"),
     "serve_clients": Study(
         "Clients that others wrote",
         "Against a server of a tiny trained model whose replies end. llm-comply: tests that pass; those left out want images, or a model "

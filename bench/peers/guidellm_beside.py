@@ -139,7 +139,7 @@ def beside(name: str, theirs: Callable[..., Told], url: str, clients: int, given
         mine, other = (median(one[what] for one in each) for each in told)
         ratio = abs(mine / other - 1)
         where = f"{clients} clients, {count} requests of {new_tokens} tokens, beside {name}"
-        yield Row(what, where, mine, other, unit, ratio, NEAR if name == "guidellm" else "", None, 0, 0)
+        yield Row(what, where, mine, other, unit, ratio, NEAR, None, 0, 0)
 
 
 def main() -> None:
