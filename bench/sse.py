@@ -131,9 +131,11 @@ class Kept:
     def __init__(self) -> None:
         self._both: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
+    @property
+    def open(self) -> bool:
+        return self._both is not None
+
     async def opened(self, address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if self._both is not None and self._both[0].at_eof():
-            self.close()
         self._both = self._both or await asyncio.open_connection(address.host, address.port)
         return self._both
 
@@ -149,10 +151,17 @@ async def ask(address: Address, path: str, body: Mapping[str, Any], method: str 
     content = json.dumps(body).encode() if method == "POST" else b""
     reply, used = Reply(time.perf_counter()), kept or Kept()
     try:
-        reader, writer = await used.opened(address)
-        writer.write(address.head(method, path, content, kept is not None) + content)
-        await writer.drain()
-        await receive(reader, reply)
+        for again in (used.open, False):
+            try:
+                reader, writer = await used.opened(address)
+                writer.write(address.head(method, path, content, kept is not None) + content)
+                await writer.drain()
+                await receive(reader, reply)
+                break
+            except (ConnectionError, asyncio.IncompleteReadError):
+                used.close()
+                if not again or reply.status:  # a server may close what was kept, at the moment in which it is used
+                    raise
     except (OSError, asyncio.IncompleteReadError) as error:
         reply.error = reply.error or f"{type(error).__name__}: {error}"
     finally:
