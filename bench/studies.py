@@ -350,7 +350,7 @@ STUDIES: Mapping[str, Study] = {
         rows_table, rows_checks, "peers/guidellm_beside.py"),
     "serve_peers": Study(
         "Beside servers that others wrote",
-        "The same requests of 16 clients, tokens a second. The limit is the other server's.",
+        "The same requests of as many clients, tokens a second. The limit is the other server's.",
         rows_table, rows_checks, "serve.py"),
     "serve_clients": Study(
         "Clients that others wrote",
