@@ -170,10 +170,10 @@ def run_case(
 
 def do_case(given: Mapping[str, str]) -> dict[str, Any]:
     """What the process of a case does."""
+    plan, checkpoint, directory = read_plan(Path(given["plan"])), Path(given["checkpoint"]), Path(given["dir"])
     from bench.kv_cases import fill_store, measured_restart, measured_ttft, measured_writeback
     from bench.kv_rig import device_of, opened
 
-    plan, checkpoint, directory = read_plan(Path(given["plan"])), Path(given["checkpoint"]), Path(given["dir"])
     whole = ("prefix_tokens", "tail_tokens", "new_tokens", "repeats", "store_bytes", "seed")
     prefix, tail, new, repeats, store_bytes, seed = (int(given[key]) for key in whole)
     with opened(plan, checkpoint, directory, *device_of(plan)) as rig:

@@ -29,6 +29,18 @@ def docs_script(name: str) -> ModuleType:
     return module
 
 
+def lazily(name: str) -> ModuleType:
+    """The package ``name``, imported when it is first used: every worker collects every file, and one runs it."""
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None, name
+    loader = spec.loader = importlib.util.LazyLoader(spec.loader)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
 def process(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """``program args`` as a process of its own in ``cwd``, with ``env`` on top of the environment, against this checkout."""
     code = f"import sys; sys.argv[0] = {program!r}; from penstock.{program}.cli import main; main()"

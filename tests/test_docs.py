@@ -151,6 +151,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     for name, plan in plans.items():
         (work / name).mkdir()
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("penstock.runtime.engine.link_limits.SECONDS", 0.01)
             if name == "card":
                 put_in(patch, LockingCopier())
             kept = ReuseConfig(dir=str(work / "pages")) if name == "cpu" else ReuseConfig()

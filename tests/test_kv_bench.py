@@ -96,9 +96,14 @@ def test_a_case_runs_in_a_process_of_its_own_and_fails_in_one_line(checkpoint: P
     arguments = (tmp_path / "plan.yaml", request, checkpoint, tmp_path / "kv", PREFIX, env)
     got = run_case("writeback", *arguments)
     assert got["prefix_tokens"] == PREFIX and "message" not in got
+    refused = run_case("ttft", tmp_path / "no plan.yaml", *arguments[1:])
+    assert "no plan.yaml" in refused["message"]
+
+
+def test_a_store_that_is_no_directory_is_named(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "kv file").write_text("")
-    refused = run_case("ttft", tmp_path / "plan.yaml", request, checkpoint, tmp_path / "kv file", PREFIX, env)
-    assert "kv file" in refused["message"]
+    with pytest.raises(UserError, match="kv file"), opened(plan_of(checkpoint, False), checkpoint, tmp_path / "kv file", None, CPU):
+        pass
 
 
 def test_the_table_says_what_was_measured_and_what_was_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,6 +42,7 @@ def card_plan(checkpoint: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
+    """Its process, which imports torch, is one for all that does not end it."""
     with closing(Worker(HANGS_S)) as made:
         yield made
 
@@ -161,23 +162,22 @@ def test_accelerates_own_map_becomes_residents_and_llama_cpps_whole_layers_with_
     assert llama_cpp.name.startswith("llama.cpp: -ngl")
 
 
+def test_a_worker_measures_a_plan_and_lives_through_a_crash_and_a_hang(plan: Plan, checkpoint: Path, worker: Worker) -> None:
+    with pytest.raises(Failed, match="its process ended with status 7"):
+        worker(os._exit, 7)
+    with pytest.raises(Failed, match="ZeroDivisionError"):
+        worker(divmod, 1, 0)
+    with pytest.raises(UserError, match="DRAM"):
+        worker(measure, Trial(_too_large(plan), checkpoint, 2, 0))
+    assert worker(measure, Trial(plan, checkpoint, 2, 0)).prefill_s > 0
+    with closing(Worker(0.5)) as hasty, pytest.raises(Failed, match="no answer in 0.5 s"):
+        hasty(time.sleep, 60)
+
+
 def test_accelerate_divides_a_model_over_dram_and_disk_by_itself(plan: Plan, checkpoint: Path, worker: Worker) -> None:
     pytest.importorskip("accelerate")
     where = worker(infer_device_map, checkpoint, {"cpu": plan.model.weight_bytes // 2})
     assert {"cpu", "disk"} <= set(where.values())
-
-
-def test_a_worker_measures_a_plan_and_lives_through_a_crash_and_a_hang(plan: Plan, checkpoint: Path) -> None:
-    with closing(Worker(HANGS_S)) as worker:
-        with pytest.raises(Failed, match="its process ended with status 7"):
-            worker(os._exit, 7)
-        with pytest.raises(Failed, match="ZeroDivisionError"):
-            worker(divmod, 1, 0)
-        with pytest.raises(UserError, match="DRAM"):
-            worker(measure, Trial(_too_large(plan), checkpoint, 2, 0))
-        assert worker(measure, Trial(plan, checkpoint, 2, 0)).prefill_s > 0
-    with closing(Worker(0.5)) as hasty, pytest.raises(Failed, match="no answer in 0.5 s"):
-        hasty(time.sleep, 60)
 
 
 def test_a_plan_for_a_card_is_measured_through_the_cards_own_side(

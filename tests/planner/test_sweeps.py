@@ -30,10 +30,12 @@ IN_PROCESSES = [
 ]
 
 
-@pytest.mark.parametrize("launcher", ["basic", *IN_PROCESSES])
+@pytest.mark.parametrize("launcher", IN_PROCESSES)
 def test_every_launcher_leaves_the_same_rows(launcher: str, tmp_path: Path) -> None:
-    run = command if launcher == "basic" else process
-    result = run("planner", *SOLVE, f"hydra/launcher={launcher}", cwd=tmp_path)
+    leaves_its_rows(process("planner", *SOLVE, f"hydra/launcher={launcher}", cwd=tmp_path), tmp_path)
+
+
+def leaves_its_rows(result: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
     assert result.returncode == 2, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
     assert (told["sweep"], told["points"], told["failed"]) == ("sweeps/0", 2, 1)
@@ -49,6 +51,7 @@ def test_every_launcher_leaves_the_same_rows(launcher: str, tmp_path: Path) -> N
 
 def test_a_sweep_prints_a_line_a_point_and_one_table(tmp_path: Path) -> None:
     result = command("planner", *SOLVE, cwd=tmp_path)
+    leaves_its_rows(result, tmp_path)
     (fails,) = [line for line in result.stderr.splitlines() if line.startswith("[")]
     assert fails.startswith("[0]  hardware.vram_bytes=1073741824  no plan fits: VRAM is short by")
     point, head, first, second, end, _ = result.stdout.splitlines()

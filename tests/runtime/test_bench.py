@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -22,7 +26,7 @@ from penstock.runtime.tools import modes
 from penstock.runtime.tools.bench import _command, bench
 from penstock.runtime.tools.modes import MODES, NotHere, Setting, read_setting
 from penstock.runtime.tools.solving import NoPlan, solve
-from tests.cli import refusal
+from tests.cli import command, refusal
 from tests.support import machine, save_tiny, workload
 
 LAYERS = 8
@@ -147,6 +151,16 @@ def test_the_planner_is_asked_as_a_user_asks_it(checkpoint: Path) -> None:
 def test_the_modes_that_can_be_are_run_and_told(
     checkpoint: Path, tmp_path: Path, asked_here: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first in a process of its own, as all are; the next one in this process, which has torch."""
+    own = iter([subprocess.run])
+
+    def run(line: list[str], env: dict[str, str], **words: bool) -> subprocess.CompletedProcess[str]:
+        for process in own:
+            return process(line, env=env, **words)
+        with mock.patch.dict(os.environ, env, clear=True):
+            return command("runtime", *line[line.index("run") :], cwd=tmp_path)
+
+    monkeypatch.setattr("penstock.runtime.tools.bench.subprocess", SimpleNamespace(run=run))
     monkeypatch.setenv("WSM_CPU_CACHE_CAP_LAYERS", "1")
     out, solve = tmp_path / "bench.json", configured(machine(), checkpoint)
     bench(BenchConfig(solve.hardware, solve.model, solve.workload, solve.force, modes=["full", "stream", "mixed"], rounds=2, out=str(out)))

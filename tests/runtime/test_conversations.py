@@ -113,7 +113,8 @@ def test_another_process_restores_the_same_requests(checkpoint: Path, tmp_path: 
     done = process("runtime", "run", *(f"{key}={json.dumps(str(value))}" for key, value in words.items()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     got = json.loads(here.out.read_text())
-    assert got["tokens"] == want["tokens"] and sum(got["requests_total"]["restored_tokens"].values()) > 100
+    restored = got["requests_total"]["restored_tokens"]
+    assert got["tokens"] == want["tokens"] and restored["ssd"] > 100 and restored["vram"] == 0
 
 
 def test_the_report_tells_of_every_request_and_of_all(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from penstock.runtime.kv.disk.origin import pages_namespace, weights_digest
 from penstock.runtime.kv.disk.page_record import PageShape
 from penstock.runtime.kv.disk.page_writer import DiskWriter
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.cli import ROOT
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.kv.pages import flip
@@ -85,17 +82,6 @@ def test_texts_that_begin_alike_are_continued_as_without_reuse(shared_models: Pa
     assert want["tokens"] == cold["tokens"] == warm["tokens"]
     assert sum(restored(warm)) > 100 and warm["kv_reuse"]["failures"] == 0
     assert warm["logits"]["within_rounding"]
-
-
-def test_another_process_restores_what_this_one_computed(here: Desk, kv: Path) -> None:
-    want = here.run(**WORK, kv=reuse(kv))
-    keys = {"plan": here.plan, "out": here.out, "prompt_tokens": 100, "max_new_tokens": 4, "force.page_tokens": PAGE, "kv.read_gbps": 1e9}
-    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
-    words = [f'{key}="{value}"' if isinstance(value, Path) else f"{key}={value}" for key, value in (keys | {"kv.dir": kv}).items()]
-    done = subprocess.run([sys.executable, "-c", code, "run", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    got = json.loads(here.out.read_text())
-    assert got["tokens"] == want["tokens"] and restored(got) == (0, 0, 192)
 
 
 def test_a_flipped_bit_changes_nothing_that_is_said(here: Desk, kv: Path, capfd: pytest.CaptureFixture[str]) -> None:

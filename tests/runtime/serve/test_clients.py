@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from llguidance import LLMatcher, hf
 from pydantic import BaseModel
@@ -19,9 +17,11 @@ from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.routes.serving import serve_on
 from penstock.runtime.serve.wire.messages import Open, Over, Submit
+from tests.cli import lazily
 from tests.runtime.serve.fake_motor import EOS, FakeMotor, Script
 from tests.runtime.serve.talkers import vocabulary
 
+anthropic, openai = lazily("anthropic"), lazily("openai")
 WORDS = vocabulary()
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False}

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 
 from penstock.runtime.serve import serve_verb
-from tests.cli import HANGS_S, ROOT, refusal
+from tests.cli import HANGS_S, ROOT, lazily, refusal
 from tests.runtime.serve.fake_motor import KEY
 
+openai = lazily("openai")
 WRONG = [
     (("host=0.0.0.0",), "host=0.0.0.0: others reach this address; set keys=FILE"),
     (("host=::",), "others reach this address"),

@@ -7,13 +7,15 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from inspect import getsource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
 from penstock.runtime.serve import serve_process
 from tests.cli import HANGS_S, ROOT
 from tests.conftest import SHARED
@@ -22,32 +24,35 @@ from tests.runtime.formats.gguf_made import COMMITTED
 TEXTS = ("Hello there,  world!\n\t12345", "Žluťoučký kůň 鯨 \U0001f469\u200d\U0001f680", "<s>[INST] <|im_start|>user</s>", " x", "")
 FAMILIES = {"llama": "LlamaTokenizerFast", "qwen2": "Qwen2Tokenizer", "gpt2": None}
 """Model type -> the tokenizer's class that its checkpoint names."""
-READ = """
-import json, sys
-from pathlib import Path
-if sys.argv[1] == "torchless":
-    from penstock.runtime.serve.serve_process import _vocabulary
-    from types import SimpleNamespace
-    read = lambda path: _vocabulary(path, SimpleNamespace(model=SimpleNamespace(vocab=257)))
-else:
-    from penstock.runtime.asked.prompts import read_vocabulary
-    read = lambda path: read_vocabulary(path, 257)
-def found(path):
+
+
+def found(read: Callable[[Path], Vocabulary], path: str, texts: Sequence[str]) -> list[Any]:
+    """What is read of the checkpoint at ``path``, as JSON has it."""
     vocabulary = read(Path(path))
-    words, texts = vocabulary.tokenizer, json.loads(sys.argv[2])
+    words: Any = vocabulary.tokenizer
     ids = [words(text)["input_ids"] for text in texts]
     said = [{"role": "user", "content": text} for text in texts]
     template = words.apply_chat_template(said, tokenize=False, add_generation_prompt=True) if words.chat_template else None
     decoded = [vocabulary.text(each) for each in ids]
     return [type(words).__name__, ids, decoded, template, sorted(vocabulary.stop_ids), vocabulary.generation.to_diff_dict()]
-if __name__ == "__main__":
-    print(json.dumps({path: found(path) for path in sys.argv[3:]}))
-    print(json.dumps([name for name in sys.modules if name.startswith("torch.")]))
+
+
+TORCHLESS = f"""
+from __future__ import annotations
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+from penstock.runtime.serve.serve_process import _vocabulary
+{getsource(found)}
+read = lambda path: _vocabulary(path, SimpleNamespace(model=SimpleNamespace(vocab=257)))
+print(json.dumps({{path: found(read, path, json.loads(sys.argv[1])) for path in sys.argv[2:]}}))
+print(json.dumps([name for name in sys.modules if name.startswith("torch.")]))
 """
 
 
-def read(way: str, paths: list[Path]) -> tuple[Mapping[str, Any], list[str]]:
-    command = [sys.executable, "-c", READ, way, json.dumps(TEXTS), *map(str, paths)]
+def read_torchless(paths: list[Path]) -> tuple[Mapping[str, Any], list[str]]:
+    """What a process finds that leaves torch out, and what it has of torch."""
+    command = [sys.executable, "-c", TORCHLESS, json.dumps(TEXTS), *map(str, paths)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0 and "PyTorch" not in done.stderr, done.stderr
@@ -61,10 +66,9 @@ def test_ids_templates_and_stop_tokens_are_those_that_transformers_reads_with_to
         paths.append(shutil.copytree(desk / "model", tmp_path / model_type))
         for file, more in (("config.json", {"model_type": model_type}), ("tokenizer_config.json", {"tokenizer_class": name})):
             (paths[-1] / file).write_text(json.dumps({**json.loads((paths[-1] / file).read_text()), **more}))
-    with_torch, modules = read("usual", paths)
-    assert modules
-    without, modules = read("torchless", paths)
-    assert modules == [] and without == with_torch
+    without, modules = read_torchless(paths)
+    with_torch = {str(path): found(lambda path: read_vocabulary(path, 257), str(path), TEXTS) for path in paths}
+    assert modules == [] and without == json.loads(json.dumps(with_torch))
 
 
 def test_a_gguf_files_vocabulary_is_read_with_torch(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
