@@ -114,7 +114,7 @@ def test_another_process_restores_the_same_requests(checkpoint: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
     got = json.loads(here.out.read_text())
     restored = got["requests_total"]["restored_tokens"]
-    assert got["tokens"] == want["tokens"] and restored["ssd"] > 100 and restored["vram"] == 0
+    assert got["tokens"] == want["tokens"] and sum(restored.values()) > 100 and restored["ssd"] > 0
 
 
 def test_the_report_tells_of_every_request_and_of_all(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
