@@ -271,8 +271,9 @@ STUDIES: Mapping[str, Study] = {
         peers_table, no_target, "peers/run.py"),
     "hosts": Study(
         "Two hosts",
-        "Two groups of processes on one machine play hosts. Each group's reads are held to 0.4 of the drive by a token bucket, its sends "
-        "to 10 Gbit/s and 50 us. The limit is what the held drives give together.",
+        "Two groups of processes on one machine play hosts. A token bucket holds each group's reads to a share of the drive; its sends are "
+        "held to a network's rate and latency. The file says which. The limit is what the held drives give together. On `cpu` the drive "
+        "was taken to be slower than probed: others used its cores, which would bind beside faster reads.",
         rows_table, rows_checks, "hosts.py"),
     "pairs": Study(
         "The code before and after its rebuilding",
