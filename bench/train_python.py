@@ -3,14 +3,15 @@
     python bench/train_python.py out=/dev/shm/penstock/python                 # a card with 80 GB: at most 8 minutes
     python bench/train_python.py out=tiny size=tiny steps=20 corpus_mb=4      # tries the script on a CPU
 
-The corpus: the files `*.py` of the standard library and of the installed packages, in an order that `seed` draws. One of a hundred is held
-out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and `out/train.json` with losses and seconds.
-Training ends with `steps`, or when `minutes` are over. Needs transformers and tokenizers.
+The corpus: the files `*.py` of the standard library and of the installed packages, or of `packages` alone, in an order that `seed`
+draws. One of a hundred is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
+`out/train.json` with losses and seconds. Training ends with `steps`, or when `minutes` are over. Needs transformers and tokenizers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 import sysconfig
@@ -39,7 +40,7 @@ GEOMETRY = {
 RATE = {"target": 6e-4, "draft": 2e-3}
 SHARE = {"target": 0.78, "draft": 1.0}
 """Of the time: when each ends, at the latest."""
-KEYS = ("out", "seed", "steps", "minutes", "corpus_mb", "size", "batch", "micro")
+KEYS = ("out", "seed", "steps", "minutes", "corpus_mb", "size", "batch", "micro", "packages")
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,14 @@ class Asked:
 
     out: Path
     seed: int = 0
-    steps: int = 700
+    steps: int = 1400
     minutes: float = 7.5
     corpus_mb: int = 160
+    packages: str = "transformers,torch"
+    """Whose files, by commas; all that there are where it is empty. Few packages are read more than once in the time: what is then learnt
+    of them goes on for longer without repeating itself."""
     size: str = "usual"
-    batch: int = 64
+    batch: int = 32
     """Sequences of a step."""
     micro: int = 16
     """Sequences that are computed together."""
@@ -62,14 +66,18 @@ class Asked:
         given = given_of(arguments, KEYS)
         if "out" not in given or given.get("size", "usual") not in GEOMETRY:
             raise UserError("train_python.py: out=DIR is needed; size is one of " + ", ".join(GEOMETRY))
-        numbers = {key: float(given[key]) if key == "minutes" else int(given[key]) for key in given if key not in ("out", "size")}
-        return cls(Path(given["out"]).expanduser(), size=given.get("size", "usual"), **numbers)  # type: ignore[arg-type]
+        numbers = {
+            key: float(given[key]) if key == "minutes" else int(given[key]) for key in given if key not in ("out", "size", "packages")
+        }
+        words = {"size": given.get("size", "usual"), "packages": given.get("packages", cls.packages)}
+        return cls(Path(given["out"]).expanduser(), **words, **numbers)  # type: ignore[arg-type]
 
 
-def corpus(seed: int, megabytes: int) -> list[str]:
+def corpus(seed: int, megabytes: int, packages: str = "") -> list[str]:
     """Texts of the machine's Python files, each once."""
     places = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
-    files = sorted({file for place in places for file in place.rglob("*.py") if file.is_file()})
+    named = [place / one for place in places for one in packages.split(",")]
+    files = sorted({file for place in named for file in place.rglob("*.py") if file.is_file()})
     random.Random(seed).shuffle(files)
     texts: dict[str, None] = {}
     left = megabytes * 1_000_000
@@ -117,16 +125,24 @@ def batches(tokens: torch.Tensor, asked: Asked) -> Iterator[torch.Tensor]:
         yield torch.stack([tokens[at : at + CONTEXT + 1] for at in starts.tolist()])
 
 
+def rate_at(done: float) -> float:
+    """Of the highest rate, when the share ``done`` of the training is over: up in a twentieth of it, then down to a hundredth."""
+    return min(1.0, 0.04 + done / 0.05) * (0.505 + 0.495 * math.cos(math.pi * done))
+
+
 def train(
     name: str, tokens: torch.Tensor, asked: Asked, vocab: int, end_s: float, device: str
 ) -> tuple[LlamaForCausalLM, dict[str, float]]:
-    """AdamW, a warm-up, a cosine. Takes 16 bytes a weight, and a micro-batch's activations."""
+    """AdamW, a warm-up, a cosine over the steps or the time, whichever ends first: the last steps are small ones on any card. Takes 16
+    bytes a weight, and a micro-batch's activations."""
     torch.manual_seed(asked.seed)
     model = LlamaForCausalLM(config_of(asked.size, name, vocab)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE[name], betas=(0.9, 0.95), weight_decay=0.1, fused=device == "cuda")
-    wave = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE[name], total_steps=asked.steps + 1, pct_start=0.05, div_factor=25)
     begun, loss_of, step = time.perf_counter(), 0.0, 0
     for step, batch in zip(range(1, asked.steps + 1), batches(tokens, asked), strict=False):
+        done = max((step - 1) / asked.steps, (time.perf_counter() - begun) / max(1.0, end_s - begun))
+        for group in optimizer.param_groups:
+            group["lr"] = RATE[name] * rate_at(min(1.0, done))
         loss_of = 0.0
         for part in batch.to(device).split(asked.micro):
             with torch.autocast(device, dtype=torch.bfloat16):
@@ -137,7 +153,6 @@ def train(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        wave.step()
         if step % 20 == 0 or step == 1:
             print(f"{name}: step {step}, loss {float(loss_of):.3f}, {time.perf_counter() - begun:.0f} s", flush=True)
         if time.perf_counter() > end_s:
@@ -149,7 +164,7 @@ def train(
 def main(asked: Asked) -> None:
     begun, device = time.perf_counter(), "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
-    texts = corpus(asked.seed, asked.corpus_mb)
+    texts = corpus(asked.seed, asked.corpus_mb, asked.packages)
     held, seen = texts[::100], [text for k, text in enumerate(texts) if k % 100]
     tokenizer = tokenizer_of(seen[: max(1, len(seen) // 6)], VOCAB)
     encoded = tokenizer.encode_batch_fast(seen) if hasattr(tokenizer, "encode_batch_fast") else tokenizer.encode_batch(seen)
