@@ -37,9 +37,9 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     told = _told("host_product_times", words, "the CPU's products", PRODUCTS_PATIENCE_S)
     if "unbuilt" in told:
         raise CannotMeasure(told["unbuilt"])
-    how = "BF16 14336x4096, one row"
+    how = "BF16 FFN of 4096 x 14336, one row"
     yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
-    yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, matrices of 14336x4096 that no cache holds, alone")
+    yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")

@@ -1,10 +1,10 @@
-"""How fast the CPU multiplies by each format where it lies, alone and beside copies to a card: `planner probe` runs this as a process.
+"""How fast the CPU computes FFNs in each format where they lie, alone and beside copies to a card: `planner probe` runs this as a process.
 
     python -m penstock.runtime.tools.host_product_times cores=16 [seconds=4] [gpu=0]
 
 Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
 the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies; ``attention_gbps``, K and V that
-attention reads. Or ``unbuilt``: why there are none. Takes 1.1 GB of DRAM, and 64 MiB of the card.
+attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB of DRAM, and 64 MiB of the card.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import cycle
 import torch
 
 from penstock.planner.common.threads import most_threads
+from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
@@ -29,10 +30,10 @@ from penstock.runtime.kv.batch.token_shape import Pair
 from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, samples
 
 MATRIX_ROWS = 14336
-"""With ``COLUMNS`` an FFN matrix of an 8B model."""
+"""With ``COLUMNS`` the FFN of an 8B model, which is timed as a unit: its last matrix has wider rows than the first two."""
 PASS_ROWS = (1, 2, 4, 8, 16)
 ROTATED_BYTES = 1 << 30
-"""Matrices that take turns, so that no cache holds the next one."""
+"""Units that take turns, so that no cache holds the next one."""
 COPIED_BYTES = 64 << 20
 SHARES = ((3, 4), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
@@ -43,15 +44,21 @@ LEAST = 3
 """Products that are timed at least."""
 
 
-def matrices_of(name: str) -> list[HostMatrix]:
-    """Alike, in format ``name``, more of them than a cache holds; none where the CPU has no product with it."""
-    parts = {"BF16": {"weight": ((MATRIX_ROWS, COLUMNS), torch.bfloat16)}, **samples(MATRIX_ROWS)}[name]
-    filled = parts_of(parts, torch.device("cpu"))
-    first = host_matrix_of(name, filled)
-    if first is None:
-        return []
-    others = (host_matrix_of(name, {leaf: part.clone() for leaf, part in filled.items()}) for _ in range(ROTATED_BYTES // first.bytes))
-    return [first, *(other for other in others if other is not None)]
+def units_of(name: str) -> list[HostFfn]:
+    """FFNs alike, in format ``name``, more of them than a cache holds; none where the CPU has no product with it."""
+    first = _unit(name)
+    return [] if first is None else [first, *(one for one in (_unit(name) for _ in range(ROTATED_BYTES // first.bytes)) if one is not None)]
+
+
+def _unit(name: str) -> HostFfn | None:
+    wide, high = (_matrix(name, *shape) for shape in ((MATRIX_ROWS, COLUMNS), (COLUMNS, MATRIX_ROWS)))
+    up = _matrix(name, MATRIX_ROWS, COLUMNS)
+    return None if wide is None or up is None or high is None else HostFfn(wide, up, high)
+
+
+def _matrix(name: str, rows: int, columns: int) -> HostMatrix | None:
+    parts = {"BF16": {"weight": ((rows, columns), torch.bfloat16)}, **samples(rows, columns)}[name]
+    return host_matrix_of(name, parts_of(parts, torch.device("cpu")))
 
 
 class Copies:
@@ -127,29 +134,29 @@ class KvLayers:
         return done * self.nbytes / 1e9 / (time.perf_counter() - begun)
 
 
-def product_gbps(pool: HostPool, matrices: Sequence[HostMatrix], rows: int, seconds: float) -> float:
-    """Stored bytes a second of products of ``rows`` rows, the next matrix at every one."""
-    x = torch.randn(rows, matrices[0].columns).to(torch.bfloat16)
-    out = torch.empty(rows, matrices[0].rows, dtype=torch.bfloat16)
-    turn = cycle(matrices)
-    pool.product(next(turn), x, out)
+def unit_gbps(pool: HostPool, units: Sequence[HostFfn], rows: int, seconds: float) -> float:
+    """Stored bytes a second of units of ``rows`` rows, the next one at every call."""
+    x = torch.randn(rows, units[0].inputs).to(torch.bfloat16)
+    out = torch.empty(rows, units[0].outputs, dtype=torch.bfloat16)
+    turn = cycle(units)
+    pool.ffn(next(turn), x, out)
     done, begun = 0, time.perf_counter()
     while done < LEAST or time.perf_counter() < begun + seconds:
-        pool.product(next(turn), x, out)
+        pool.ffn(next(turn), x, out)
         done += 1
-    return done * matrices[0].bytes / 1e9 / (time.perf_counter() - begun)
+    return done * units[0].bytes / 1e9 / (time.perf_counter() - begun)
 
 
 def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
     """Name and value of each figure, within about ``seconds``."""
-    plain = matrices_of("BF16")
+    plain = units_of("BF16")
     most = min(cores, most_threads())
     counts = sorted({max(1, most * part // whole) for part, whole in SHARES})
     tried: list[tuple[float, int, float, float]] = []
     link = 0.0
     for count in counts:
         with closing(HostPool(count)) as pool:
-            alone = product_gbps(pool, plain, 1, seconds / 8)
+            alone = unit_gbps(pool, plain, 1, seconds / 8)
             if device is None:
                 tried.append((alone, -count, alone, 0.0))
                 continue
@@ -158,7 +165,7 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
                 time.sleep(seconds / 16)
                 link = max(link, copies.gbps_within(begun, time.perf_counter()))
                 begun = time.perf_counter()
-                beside = product_gbps(pool, plain, 1, seconds / 8)
+                beside = unit_gbps(pool, plain, 1, seconds / 8)
                 tried.append((beside + copies.gbps_within(begun, time.perf_counter()), -count, beside / alone, beside))
     together, threads, share, beside = max(tried)
     yield "threads", -threads
@@ -168,9 +175,9 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
     products: dict[str, list[list[float]]] = {}
     with closing(HostPool(-threads)) as pool:
         for name in ("BF16", *samples(MATRIX_ROWS)):
-            matrices = plain if name == "BF16" else matrices_of(name)
-            if matrices:
-                products[name] = [[rows, round(product_gbps(pool, matrices, rows, seconds / 64), 3)] for rows in PASS_ROWS]
+            units = plain if name == "BF16" else units_of(name)
+            if units:
+                products[name] = [[rows, round(unit_gbps(pool, units, rows, seconds / 64), 3)] for rows in PASS_ROWS]
     yield "products", products
     del plain
     layers = KvLayers(*ATTENDED)
