@@ -269,6 +269,11 @@ STUDIES: Mapping[str, Study] = {
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",
         peers_table, no_target, "peers/run.py"),
+    "ranks": Study(
+        "Several cards",
+        "One checkpoint by plans of several ranks. The limit of bytes is what all links carried at once, of steps what one card took; hops "
+        "are timed beside copies.",
+        rows_table, rows_checks, "ranks.py"),
     "hosts": Study(
         "Two hosts",
         "Two groups of processes on one machine play hosts. A token bucket holds each group's reads to a share of the drive; its sends are "
@@ -312,6 +317,11 @@ STUDIES: Mapping[str, Study] = {
         "Routed experts that pass through slots. The limit of a step is the slower of moving and computing, although at batch one a "
         "layer's fetches begin when its router has computed.",
         rows_table, rows_checks, "moe.py"),
+    "gpt_oss": Study(
+        "gpt-oss in MXFP4 beyond the card's memory",
+        "Each case beside the sum over layers of what is missed, at its link's rate, and the layer's own time, measured by the process "
+        "that ran; and what a MoE layer takes of the host. The file says what was mended since.",
+        rows_table, rows_checks, "gpt_oss.py"),
     "host_products": Study(
         "The CPU's products",
         "Units that the CPU computes, in each format, beside a plain read of the same bytes by the same threads.",
