@@ -277,8 +277,7 @@ STUDIES: Mapping[str, Study] = {
     "hosts": Study(
         "Two hosts",
         "Two groups of processes on one machine play hosts. A token bucket holds each group's reads to a share of the drive; its sends are "
-        "held to a network's rate and latency. The file says which. The limit is what the held drives give together. On `cpu` the drive "
-        "was taken to be slower than probed: others used its cores, which would bind beside faster reads.",
+        "held to a network's rate and latency. The file says which. The limit is what the held drives give together.",
         rows_table, rows_checks, "hosts.py"),
     "pairs": Study(
         "The code before and after its rebuilding",
