@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from bench.worker import WARM_UP, Trial
-from penstock.planner.common.threads import wait_asleep
+from bench.worker import WARM_UP, Trial, opened
 
 
 @dataclass(frozen=True)
@@ -30,39 +28,11 @@ class RoutedRun:
 
 
 def measure_routed(trial: Trial) -> RoutedRun:
-    """Run ``trial`` by the engine and the loop of `runtime run`, tokens drawn. UserError when the plan does not fit what is free."""
-    wait_asleep()
-    import torch
+    """Run ``trial`` by the engine and the loop of `runtime run`, tokens drawn. UserError as :func:`bench.worker.opened`."""
+    with opened(trial) as (session, batch, device):
+        from penstock.runtime.engine.link_limits import measure_compute
+        from penstock.runtime.engine.sampling import Sampler, Sampling
 
-    try:
-        return _measure(trial)
-    finally:
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-
-def _measure(trial: Trial) -> RoutedRun:
-    from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.generate import Batch
-    from penstock.runtime.engine.link_limits import measure_compute
-    from penstock.runtime.engine.sampling import Sampler, Sampling
-    from penstock.runtime.engine.session import open_session
-    from penstock.runtime.memory.budget import Budget
-    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
-    from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
-    from penstock.runtime.memory.ground import OpenCard
-
-    plan, work = trial.plan, trial.plan.workload
-    budget = Budget.of(plan)
-    device = find_device(budget)
-    refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
-    prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
-    batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
-    with told_when_vram_runs_out(budget, device):
-        copier = open_cuda(budget, device)
-    with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
-        session.load(batch)
         engine = session.engine
         first: dict[str, int] = {}
 

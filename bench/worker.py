@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.plan.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.session import Session
 
 WARM_UP = 1
 """Steps of each run that do not count, after the prefill, which has filled the caches."""
@@ -108,24 +115,15 @@ class Measured:
     prefill_s: float
 
 
-def measure(trial: Trial) -> Measured:
-    """Run ``trial`` by the engine and the loop of `runtime run`, its threads asleep while they wait, as in a run that streams. UserError
-    when the plan does not fit what is free."""
+@contextmanager
+def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
+    """The plan's loaded session, what it is to say, and the compute device, with threads asleep while they wait, as in a run that streams.
+    UserError when the plan does not fit what is free."""
     wait_asleep()
     import torch
 
-    try:
-        return _measure(trial)
-    finally:
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-
-
-def _measure(trial: Trial) -> Measured:
     from penstock.runtime.asked.prompts import random_ids
     from penstock.runtime.engine.generate import Batch
-    from penstock.runtime.engine.sampling import Sampler, Sampling
     from penstock.runtime.engine.session import open_session
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
@@ -134,14 +132,27 @@ def _measure(trial: Trial) -> Measured:
 
     plan, work = trial.plan, trial.plan.workload
     budget = Budget.of(plan)
-    device = find_device(budget)
-    refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
-    prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
-    batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
-    with told_when_vram_runs_out(budget, device):
-        copier = open_cuda(budget, device)
-    with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
-        session.load(batch)
+    try:
+        device = find_device(budget)
+        refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
+        prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
+        batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
+        with told_when_vram_runs_out(budget, device):
+            copier = open_cuda(budget, device)
+        with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
+            session.load(batch)
+            yield session, batch, device
+    finally:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def measure(trial: Trial) -> Measured:
+    """Run ``trial`` by the engine and the loop of `runtime run`. UserError as :func:`opened`."""
+    with opened(trial) as (session, batch, device):
+        from penstock.runtime.engine.sampling import Sampler, Sampling
+
         made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
     return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
 

@@ -14,10 +14,7 @@ from penstock.runtime.recorded.card_graph import CardGraph
 from penstock.runtime.recorded.host_steps import HostSteps
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.slot_turns import SlotTurns
-from penstock.runtime.recorded.tabled_rows import TabledRows, TabledStepper
-
-WARMED = 2
-"""Passes before a capture: the first loads kernels and takes memory."""
+from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
 
 
 class GraphSteps:
@@ -69,7 +66,7 @@ class GraphSteps:
                 self._logits = stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
         except RuntimeError as error:
             torch.cuda.synchronize(stepper.device)
-            self.refused = str(error).strip().partition("\n")[0][:200]
+            self.refused = refusal(error)
             return
         self._tabled, self.rows, self.tokens = tabled, tabled.rows, tabled.tokens
 

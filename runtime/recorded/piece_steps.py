@@ -12,14 +12,10 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.experts.expert_forward import Runner
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
-from penstock.runtime.recorded.tabled_rows import TabledRows, TabledStepper
-
-Routed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""What a layer's experts compute: [tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
-WARMED = 2
-"""Passes before a capture: the first loads kernels and takes memory."""
+from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
 
 
 class Pieces(Protocol):
@@ -35,7 +31,7 @@ class Pieces(Protocol):
 class RoutedModel(Protocol):
     """A model whose layers' experts can be computed by somebody else."""
 
-    def handed_over(self, to: Callable[[int, Routed], Routed]) -> AbstractContextManager[None]:
+    def handed_over(self, to: Callable[[int, Runner], Runner]) -> AbstractContextManager[None]:
         """Inside, each layer computes by what ``to`` gives for its number and its own experts."""
 
 
@@ -43,7 +39,7 @@ class _Cut(NamedTuple):
     """Where a piece ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads."""
 
     layer: int
-    experts: Routed
+    experts: Runner
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     made: torch.Tensor
 
@@ -162,12 +158,12 @@ class PieceSteps:
             with self._model.handed_over(partial(self._cut_at, pieces)):
                 logits = pieces.record(compute)
         except RuntimeError as error:
-            self.refused = str(error).strip().partition("\n")[0][:200]
+            self.refused = refusal(error)
             self._cuts = []
             return
         self._tabled, self._pieces, self._logits = tabled, pieces, logits
 
-    def _cut_at(self, pieces: Pieces, layer: int, experts: Routed) -> Routed:
+    def _cut_at(self, pieces: Pieces, layer: int, experts: Runner) -> Runner:
         def ends(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             made = torch.empty_like(hidden)
             self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made))

@@ -12,6 +12,14 @@ from penstock.runtime.kv.attention.page_tables import PageTables, Put
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.model.rows import RowKind, Step
 
+WARMED = 2
+"""Passes before a capture: the first loads kernels and takes memory."""
+
+
+def refusal(error: RuntimeError) -> str:
+    """Why a step is not recorded, in a line."""
+    return str(error).strip().partition("\n")[0][:200]
+
 
 class TabledStepper(Protocol):
     """Computes steps by numbers that lie on the device."""

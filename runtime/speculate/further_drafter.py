@@ -69,7 +69,7 @@ class FurtherDrafter:
             taken.see(row, states)
             prompt = row.kind is RowKind.prompt
             sure = len(taken.own.tokens) if prompt else row.start - taken.first
-            if taken.waiting(sure) > (0 if prompt else WAITING) and self._holds(taken.own, sure):
+            if taken.waiting(sure) > (0 if prompt else WAITING) and taken.own.hold_where_free(self._steps.pool.pages, sure):
                 late.append((taken, sure))
         while late:
             self._run([(taken, min(self._chunk_tokens, taken.waiting(sure)), 0) for taken, sure in late], RowKind.prompt)
@@ -133,15 +133,7 @@ class FurtherDrafter:
         taken = self._rows.get(number)
         if taken is None or not 0 < taken.own.left == taken.waiting(len(taken.own.tokens)):
             return False
-        return self._holds(taken.own, len(taken.own.tokens) + room)
-
-    def _holds(self, own: KvSequence, tokens: int) -> bool:
-        """Take pages until ``tokens`` of ``own`` fit, where the pool has as many."""
-        pages = self._steps.pool.pages
-        if -(-tokens // pages.page_tokens) - len(own.pages) > pages.free:
-            return False
-        own.hold(pages, tokens)
-        return True
+        return taken.own.hold_where_free(self._steps.pool.pages, len(taken.own.tokens) + room)
 
     def _run(self, taken: Sequence[tuple[_Taken, int, int]], kind: RowKind) -> torch.Tensor:
         """The next tokens of each, as many as it says, with as many logits wanted."""

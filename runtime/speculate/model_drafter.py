@@ -72,7 +72,7 @@ class ModelDrafter:
                 self._foreign.add(row.number)
             if row.number not in self._foreign:
                 known.follow(row.tokens)
-        late = [own for own in self._own(rows) if own.left > FEW and self._holds(own, len(own.tokens))]
+        late = [own for own in self._own(rows) if own.left > FEW and own.hold_where_free(self._steps.pool.pages, len(own.tokens))]
         if self._at_once is not None:
             ends = accumulate((own.left - 1 for own in late), initial=0)
             given = [(own, min(own.left - 1, self._at_once - before)) for own, before in zip(late, ends, strict=False)]
@@ -87,7 +87,9 @@ class ModelDrafter:
         drafts: dict[int, list[int]] = {row.number: [] for row in rows}
         rooms = {row.number: room for row, room in zip(rows, most, strict=True)}
         each = ((own, rooms[own.number]) for own in self._own(rows))
-        going = [own for own, room in each if room and own.left <= FEW and self._holds(own, len(own.tokens) + room)]
+        going = [
+            own for own, room in each if room and own.left <= FEW and own.hold_where_free(self._steps.pool.pages, len(own.tokens) + room)
+        ]
         behind = [own for own in going if own.left > 1] if self._steps.recorded else []
         if behind:
             self._run([own.row(own.left - 1, RowKind.decode) for own in behind])
@@ -112,14 +114,6 @@ class ModelDrafter:
 
     def _own(self, rows: Sequence[KvSequence]) -> Iterator[KvSequence]:
         return (self._followed[row.number].own for row in rows if row.number not in self._foreign)
-
-    def _holds(self, own: KvSequence, tokens: int) -> bool:
-        """Take pages until ``tokens`` of ``own`` fit, where the pool has as many."""
-        pages = self._steps.pool.pages
-        if -(-tokens // pages.page_tokens) - len(own.pages) > pages.free:
-            return False
-        own.hold(pages, tokens)
-        return True
 
     def _run(self, rows: Sequence[Row]) -> torch.Tensor:
         logits = self._steps.run(Step(tuple(rows)))

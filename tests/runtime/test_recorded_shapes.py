@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
+from tests.runtime.captures import Capturing
 from tests.runtime.steppers import CPU, PAGE_TOKENS, unstreamed
 from tests.runtime.test_slot_turns import PlayedGraph
 from tests.support import save_tiny
@@ -58,30 +59,21 @@ class ByDefinition:
         return False
 
 
-class Replayed(PlayedGraph):
+class Replayed(Capturing, PlayedGraph):
     """A graph of kernels alone: a launch computes again what was computed while it was recorded, from the same places into the same."""
 
     def __init__(self, stepper: Stepper):
-        self._stepper, self._recording = stepper, False
+        self._stepper = stepper
         self.replay: Callable[[], object] = lambda: None
 
     def compute_tabled(self, *given: Any) -> torch.Tensor:
         logits = self._stepper.compute_tabled(*given)
-        if self._recording:
+        if self.captures:
             self.replay = lambda: logits.copy_(self._stepper.compute_tabled(*given))
         return logits
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stepper, name)
-
-    def warming(self) -> Any:
-        return nullcontext()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        self._recording = True
-        yield
-        self._recording = False
 
     def launch(self) -> None:
         self.replay()

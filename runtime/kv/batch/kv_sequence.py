@@ -39,6 +39,13 @@ class KvSequence:
         if missing > 0:
             self.pages += pool.take(missing, self.pages[-1] if self.pages else None)
 
+    def hold_where_free(self, pool: PagePool, tokens: int) -> bool:
+        """The same where the pool has as many pages free; else False, and nothing is taken."""
+        if -(-tokens // pool.page_tokens) - len(self.pages) > pool.free:
+            return False
+        self.hold(pool, tokens)
+        return True
+
     def trim(self, pool: PagePool, tokens: int) -> None:
         """Give pages beyond those of ``tokens`` back."""
         needed = -(-tokens // pool.page_tokens)

@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +27,7 @@ from penstock.runtime.recorded.host_steps import HostSteps, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.tabled_rows import TabledStepper
 from tests.runtime.beside.test_host_serve import HIDDEN, ROWS, Asking, normal
+from tests.runtime.captures import Capturing
 from tests.runtime.test_host_steps import Gated, PlayedWords
 from tests.support import HostCopier
 
@@ -34,23 +35,13 @@ pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compi
 UNITS, HANGS_S = 4, 20.0
 
 
-class CardThread(PlayedWords):
+class CardThread(Capturing, PlayedWords):
     """A card that writes and waits for words in a thread of its own, launch after launch. ``busy`` holds it up behind the first unit."""
 
     def __init__(self) -> None:
         self.acts: list[Callable[[], None]] = []
         self.busy, self.begun = threading.Event(), threading.Event()
         self.thread = threading.Thread()
-        self._recording = False
-
-    def warming(self) -> nullcontext[None]:
-        return nullcontext()
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        self._recording = True
-        yield
-        self._recording = False
 
     def write_word(self, address: int, value: int) -> None:
         self._act(lambda: PlayedWords.write_word(self, address, value))
@@ -59,7 +50,7 @@ class CardThread(PlayedWords):
         self._act(lambda: PlayedWords.wait_word(self, address, value))
 
     def _act(self, what: Callable[[], None]) -> None:
-        assert self._recording
+        assert self.captures
         self.acts.append(what)
 
     def launch(self) -> None:

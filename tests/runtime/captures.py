@@ -1,0 +1,21 @@
+"""A played card that is told what to record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+
+class Capturing:
+    """Inside :meth:`recording` what comes is recorded: whoever plays the card looks at ``captures``."""
+
+    captures = False
+
+    def warming(self) -> nullcontext[None]:
+        return nullcontext()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self.captures = True
+        yield
+        self.captures = False
