@@ -41,7 +41,7 @@ def shares(plan: Plan) -> tuple[Share, ...]:
     """Of each rank; none where there is only one."""
     if plan.ranks.count == 1:
         return ()
-    dealing = Dealing(plan.ranks.count, plan.model.layers)
+    dealing = plan.dealing
     on_host = plan.ranks.count // plan.hardware.hosts
     hosts = [None if plan.hardware.hosts == 1 else rank // on_host for rank in range(plan.ranks.count)]
     return tuple(_share(one, dealing, rank, plan.model.vocab, hosts[rank]) for rank, one in enumerate(plan.each_rank))
@@ -60,10 +60,14 @@ def print_ranks(plan: Plan, console: Console) -> None:
     found = shares(plan)
     if not found:
         return
-    count, layers = plan.ranks.count, plan.model.layers
-    print_head(console, "Ranks", f", layer i on rank i mod {count}: {_STAYS} stays, {_STREAMS} streams")
+    layers = plan.model.layers
+    print_head(console, "Ranks", f", {_dealt(plan.dealing)}: {_STAYS} stays, {_STREAMS} streams")
     for rank, share in enumerate(found):
         print_line(console, Text(f"  rank {rank:<6} ").append(_ring(share, layers), "cyan").append("  " + ", ".join(_holds(share)), "dim"))
+
+
+def _dealt(dealing: Dealing) -> str:
+    return f"layer i on rank i mod {dealing.count}" if dealing.is_even else "so that all end together"
 
 
 def _ring(share: Share, layers: int) -> str:

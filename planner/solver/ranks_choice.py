@@ -75,5 +75,5 @@ def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
             if not decided and choice.left is not None:
                 notes = (*notes, doubt(choice.left))
         decided.append(found[asked.model.units])
-    predicted = predict_ranks(q.hardware, q.model, q.workload, decided)
-    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks(q.ranks, tuple(decided[1:])))
+    predicted = predict_ranks(q.hardware, q.model, q.workload, decided, q.dealing)
+    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks.of(decided, q.dealing))

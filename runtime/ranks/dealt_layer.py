@@ -15,25 +15,30 @@ from penstock.runtime.ranks.pass_parts import PassParts
 class Ways(Protocol):
     """The hops of one rank: ``ranks.hop.Hops`` fits."""
 
-    before: Hop
-    behind: Hop
-
+    def before(self, peer: int) -> Hop: ...
+    def behind(self, peer: int) -> Hop: ...
     def of(self, peer: int) -> Hop: ...
     def expect(self, parts: int) -> None: ...
 
 
 class DealtLayer:
     """Stands in for a layer's forward ``inner``. Each part of a pass is received, computed and sent on before the next one is computed.
-    Hidden states of that one come meanwhile.
+    Hidden states of that one come meanwhile. ``before`` and ``behind`` are the ranks of the layers beside it; None: there is none, or it is
+    this rank's own.
 
     Returns what the layer made where nothing is sent; else hidden states of no meaning, since the layer behind receives its own.
     """
 
     def __init__(
-        self, inner: Callable[..., Any], ways: Callable[[], Ways], parts: Callable[[], PassParts | None], receives: bool, sends: bool
+        self,
+        inner: Callable[..., Any],
+        ways: Callable[[], Ways],
+        parts: Callable[[], PassParts | None],
+        before: int | None,
+        behind: int | None,
     ):
         self.inner = inner
-        self._ways, self._parts, self._receives, self._sends = ways, parts, receives, sends
+        self._ways, self._parts, self._before, self._behind = ways, parts, before, behind
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -45,28 +50,29 @@ class DealtLayer:
             rest = [cut(value, first, end, tokens) for value in args[1:]]
             named = {name: cut(value, first, end, tokens) for name, value in kwargs.items() if name != "hidden_states"}
             made.append(self.inner(own, *rest, **named))
-            if self._sends:
-                self._ways().behind.send(hidden_of(made[-1]))
+            if self._behind is not None:
+                self._ways().behind(self._behind).send(hidden_of(made[-1]))
                 made = made[-1:]
-        if self._sends and len(bounds) > 1:
+        if self._behind is not None and len(bounds) > 1:
             return (hidden, *made[0][1:]) if isinstance(made[0], tuple) else hidden
         return joined(made)
 
     def _inputs(self, hidden: torch.Tensor, bounds: list[tuple[int, int]]) -> Iterator[torch.Tensor]:
         """The hidden states of each part; those of the next one are asked for first."""
-        if not self._receives:
+        if self._before is None:
             yield from (hidden[:, first:end] for first, end in bounds)
             return
-        coming = None
+        hop, coming = self._ways().before(self._before), None
         for (first, end), following in zip(bounds, [*bounds[1:], None], strict=True):
-            own, arrive = coming or self._asked(hidden, first, end)
-            coming = None if following is None else self._asked(hidden, *following)
+            own, arrive = coming or _asked(hop, hidden, first, end)
+            coming = None if following is None else _asked(hop, hidden, *following)
             arrive()
             yield own
 
-    def _asked(self, hidden: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, Callable[[], None]]:
-        own = torch.empty_like(hidden[:, first:end])
-        return own, self._ways().before.coming(own)
+
+def _asked(hop: Hop, hidden: torch.Tensor, first: int, end: int) -> tuple[torch.Tensor, Callable[[], None]]:
+    own = torch.empty_like(hidden[:, first:end])
+    return own, hop.coming(own)
 
 
 def hidden_of(made: Any) -> torch.Tensor:

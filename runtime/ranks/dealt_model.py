@@ -80,10 +80,11 @@ class DealtModel:
                     vars(module)["layer_idx"] = local
         number_experts(own)
         _renumber(config, self._dealing.of(self._rank))
+        owners, end = self._dealing.owners, self._dealing.layers - 1
         for number, layer in zip(self._dealing.of(self._rank), own, strict=True):
-            last = number == self._dealing.layers - 1
-            layer.forward = DealtLayer(own_forward(layer), lambda: self._ways, lambda: self.parts, number > 0, not last)
-            if last:
+            before, behind = (owners[at] if 0 <= at <= end and owners[at] != self._rank else None for at in (number - 1, number + 1))
+            layer.forward = DealtLayer(own_forward(layer), lambda: self._ways, lambda: self.parts, before, behind)
+            if number == end:
                 layer.register_forward_hook(self._hand_out)
         if self._rank != self._dealing.owner(self._dealing.layers - 1):
             own[len(own) - 1].register_forward_hook(self._take_last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -96,31 +96,36 @@ class TorchHop:
 
 
 class Hops:
-    """All ways of ``rank`` among ``count``, those that a pass takes warmed up. All ranks make theirs at the same time. ``without_cards`` is
-    a group of gloo, which stays its giver's.
+    """All ways of ``rank`` among those of all ranks, ``ways`` (from, to), by which a pass goes round; these are warmed up. All ranks make
+    theirs at the same time. ``without_cards`` is a group of gloo, which stays its giver's.
 
-    With NCCL each edge of the ring is a communicator with a stream of its own, so that nothing on its way from here holds up what comes.
+    With NCCL each of ``ways`` is a communicator with a stream of its own, so that nothing on its way from here holds up what comes.
     Costs their buffers, some MB a channel and peer.
     """
 
-    def __init__(self, rank: int, count: int, device: torch.device, without_cards: dist.ProcessGroup):
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int, ways: Sequence[tuple[int, int]], device: torch.device, without_cards: dist.ProcessGroup):
+        self.rank, self.count = rank, 1 + max(map(max, ways))
         self.meter = HopMeter()
         self._sent = Sent()
         self._device = device
         self._groups: list[dist.ProcessGroup] = []
         if device.type == "cuda":
-            self._every = self._group(list(range(count)))
-            edges = {edge: self._group(sorted(edge)) for edge in ring(count)}
+            self._every = self._group(list(range(self.count)))
+            edges = {edge: self._group(sorted(edge)) for edge in ways}
         else:
             self._every = without_cards
-            edges = dict.fromkeys(ring(count), without_cards)
-        before, behind = (rank - 1) % count, (rank + 1) % count
-        self.before: Hop = TorchHop(edges[before, rank], before, self.meter, self._sent)
-        """From the rank that has the layer before each of ours."""
-        self.behind: Hop = TorchHop(edges[rank, behind], behind, self.meter, self._sent)
-        """To the rank that has the layer behind."""
-        self._warm_up()
+            edges = dict.fromkeys(ways, without_cards)
+        self._before = {one: TorchHop(group, one, self.meter, self._sent) for (one, other), group in edges.items() if other == rank}
+        self._behind = {other: TorchHop(group, other, self.meter, self._sent) for (one, other), group in edges.items() if one == rank}
+        self._warm_up(ways)
+
+    def before(self, peer: int) -> Hop:
+        """From ``peer``, which has a layer before one of ours."""
+        return self._before[peer]
+
+    def behind(self, peer: int) -> Hop:
+        """To ``peer``, which has a layer behind one of ours."""
+        return self._behind[peer]
 
     def of(self, peer: int) -> Hop:
         """To and from any rank, for what comes once a pass."""
@@ -134,14 +139,15 @@ class Hops:
     def round_trips(self, nbytes: int, rounds: int) -> list[float]:
         """Seconds of each of ``rounds`` in which ``nbytes`` go once round all ranks, as rank 0 sees them: ``count`` hops each."""
         held, found = torch.zeros(nbytes, dtype=torch.uint8, device=self._device), []
+        before, behind = self.before((self.rank - 1) % self.count), self.behind((self.rank + 1) % self.count)
         for _ in range(rounds):
             begun = time.perf_counter()
             if self.rank:
-                self.before.receive(held)
-                self.behind.send(held)
+                before.receive(held)
+                behind.send(held)
             else:
-                self.behind.send(held)
-                self.before.receive(torch.empty_like(held))
+                behind.send(held)
+                before.receive(torch.empty_like(held))
             self.settle()
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
@@ -176,14 +182,14 @@ class Hops:
             self._groups.append(made)
         return made
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, ways: Sequence[tuple[int, int]]) -> None:
         """Each pair once, in an order in which nobody waits for ever: the first hop of a pair makes its connection."""
         sample = torch.zeros(_TRIED, dtype=torch.uint8, device=self._device)
-        for source, target in ring(self.count):
+        for source, target in ways:
             if self.rank == source:
-                self.behind.send(sample)
+                self.behind(target).send(sample)
             if self.rank == target:
-                self.before.receive(torch.empty_like(sample))
+                self.before(source).receive(torch.empty_like(sample))
         for first in range(self.count):
             for second in range(first + 1, self.count):
                 for source, target in ((first, second), (second, first)):
@@ -196,11 +202,6 @@ class Hops:
             torch.cuda.synchronize(self._device)
         self.meter.received = self.meter.received_bytes = self.meter.sent_bytes = 0
         self.meter.waited_s = 0.0
-
-
-def ring(count: int) -> list[tuple[int, int]]:
-    """The edges by which a hidden state goes round."""
-    return [(rank, (rank + 1) % count) for rank in range(count)]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

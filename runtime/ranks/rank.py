@@ -39,7 +39,7 @@ class Rank:
     def of(cls, plan: Plan, company: Company) -> Rank:
         """Of the whole ``plan``; :meth:`meet` comes before the first pass."""
         count, number = plan.ranks.count, company.rank
-        dealing = Dealing(count, plan.model.layers)
+        dealing = plan.dealing
         dealt = DealtModel(dealing, number, plan.model.vocab)
         leading = Leading(company, count) if number == 0 else None
         return cls(number, dealing, plan.model.vocab, dealt, company, leading, plan.decisions.prefill_part_tokens)
@@ -53,7 +53,7 @@ class Rank:
     def meet(self, device: torch.device) -> None:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
         with self.company.noticing():
-            self.model.ways = self._hops = Hops(self.number, self.count, device, self.company.ways)
+            self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways)
 
     @property
     def hops(self) -> Hops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def host(vram: int = 2 * GB, cards: int = 4, **change: Any) -> HardwareProfile:
 
 @given(st.integers(1, 9), st.integers(0, 80), st.integers(1, 5000))
 def test_every_layer_and_every_row_lies_with_one_rank(count, more, rows):
-    dealing, vocab = Dealing(count, count + more), max(count, rows)
+    dealing, vocab = Dealing.even(count, count + more), max(count, rows)
     layers = [(layer, rank, local) for rank in range(count) for local, layer in enumerate(dealing.of(rank))]
     assert sorted(layer for layer, _, _ in layers) == list(range(dealing.layers))
     assert all((dealing.owner(layer), dealing.local(layer)) == (rank, local) for layer, rank, local in layers)
@@ -64,12 +65,35 @@ def test_every_layer_and_every_row_lies_with_one_rank(count, more, rows):
     assert max(map(len, dealt)) - min(map(len, dealt[:-1]), default=vocab) <= 128
 
 
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=6).map(tuple))
+def test_uneven_layers_are_spread_evenly(counts):
+    """Each rank's layers come about as often at any place, the first one is rank 0's, and neighbours differ where they can."""
+    dealing = Dealing(counts)
+    layers = dealing.layers
+    assert dealing.owners[0] == 0 and Counter(dealing.owners) == dict(enumerate(counts))
+    assert all((dealing.owners[layer], dealing.local(layer)) == (r, i) for r in range(len(counts)) for i, layer in enumerate(dealing.of(r)))
+    for rank, count in enumerate(counts):
+        late = [dealing.owners[: at + 1].count(rank) - (at + 1) * count / layers for at in range(layers)]
+        assert min(late) > -2 and max(late) < 2
+    if max(counts) * 2 <= layers:
+        assert all(one != other for one, other in pairwise(dealing.owners))
+    assert {(one, other) for one, other in pairwise(dealing.owners) if one != other} <= set(dealing.ways)
+    assert dealing.is_even == (dealing == Dealing.even(len(counts), layers))
+
+
+@given(st.integers(1, 9), st.integers(0, 80))
+def test_ranks_with_as_many_layers_have_them_in_turn(count, more):
+    dealing = Dealing.even(count, count + more)
+    assert dealing.owners == tuple(layer % count for layer in range(count + more))
+    assert dealing.ways == tuple((rank, (rank + 1) % count) for rank in range(count))
+
+
 @given(st.integers(2, 5), st.integers(5, 12), st.booleans(), st.data())
 @settings(max_examples=50)
 def test_the_units_of_all_ranks_are_the_whole_models(count, layers, tied, data):
     sizes = tuple(data.draw(st.lists(st.integers(1, 50).map(lambda n: n * MB), min_size=layers, max_size=layers)))
     whole = with_units(model(layers=layers, tied=tied), *blocks(UnitKind.ffn, sizes))
-    dealing = Dealing(count, layers)
+    dealing = Dealing.even(count, layers)
     parts = [model_of_rank(whole, dealing, rank) for rank in range(count)]
     again = Counter(
         replace(unit, layer=dealing.of(rank)[unit.layer])
@@ -161,7 +185,7 @@ def test_a_pass_in_parts_takes_what_its_ring_takes(count, more, parts, hop_s, he
     """Each part of each layer played: it waits for its rank, and for the hop of the same part from the layer before."""
     layers, layer_s = count + more, 1.0
     whole = model(layers=layers)
-    part = model_of_rank(whole, Dealing(count, layers), 0)
+    part = model_of_rank(whole, Dealing.even(count, layers), 0)
     machine = host(links=Links(None, hop_s, 0.0))
     free, here = [0.0] * count, [-hop_s] * parts
     for layer in range(layers):
@@ -188,7 +212,7 @@ def test_prompts_go_round_in_parts_where_computing_binds():
 
 def test_a_pass_in_parts_has_activations_of_one_of_them():
     whole = model(layers=24)
-    dealt, asked = model_of_rank(whole, Dealing(2, 24), 0), work(prompt_tokens=8192)
+    dealt, asked = model_of_rank(whole, Dealing.even(2, 24), 0), work(prompt_tokens=8192)
     sizes = [activation_bytes(dealt, asked, 1, 8192, parts) for parts in (0, 8192, 2048, 256)]
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3] > 8192 * dealt.hidden * 2 * 4
 
@@ -235,7 +259,7 @@ def test_ranks_of_a_host_are_neighbours_and_have_its_cards():
     shares = [share_of_rank(whole, 4, rank) for rank in range(4)]
     assert [share.devices for share in shares] == [(0,), (1,), (0,), (1,)]
     assert {(share.dram_bytes, share.gpu.h2d.peak) for share in shares} == {(whole.dram_bytes // 2, 107 / 2)}
-    part = model_of_rank(model(), Dealing(4, 8), 1)
+    part = model_of_rank(model(), Dealing.even(4, 8), 1)
     there, apart = hops_of(shares[1], part, 1), hops_of(replace(shares[1], hosts=1), part, 1)
     row = model().hidden * 2
     assert apart == (TOGETHER.hop_of(row), TOGETHER.hop_s)

@@ -10,13 +10,21 @@ class Dealt:
     """Which part of a whole model a rank has: :class:`penstock.planner.contract.ranks.dealing.Dealing` says which layers and rows."""
 
     rank: int
-    count: int
-    """Of ranks."""
-    layers: int
-    """Of the whole model."""
+    counts: tuple[int, ...]
+    """Of layers, of each rank."""
     vocab: int
     """Rows of the whole LM head."""
     tied: bool
     """Whether the whole model's LM head is its embedding table. A rank's head is a unit of its own: rows of that table."""
     routed: bool = False
     """Whether the whole model has routed experts, which this rank's layers may lack."""
+
+    @property
+    def count(self) -> int:
+        """Of ranks."""
+        return len(self.counts)
+
+    @property
+    def layers(self) -> int:
+        """Of the whole model."""
+        return sum(self.counts)

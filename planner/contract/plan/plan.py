@@ -17,6 +17,7 @@ from penstock.planner.contract.prices.cost import Prediction, predict
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
 from penstock.planner.contract.prices.stages import prefill_passes
+from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.speculation.resident_drafter import resident
 
 FORMAT = 2
@@ -46,12 +47,17 @@ class Plan:
             raise ValueError(f"rank {rank} of a plan of {self.ranks.count}")
         return self.each_rank[rank]
 
+    @property
+    def dealing(self) -> Dealing:
+        """Which rank has which layers."""
+        return self.ranks.dealing(self.model.layers)
+
     @cached_property
     def each_rank(self) -> tuple[Plan, ...]:
         """:meth:`of_rank` of all, in their order."""
         if self.ranks.count == 1:
             return (self,)
-        terms = rank_terms(self.hardware, self.model, self.workload, self.ranks.decided(self.decisions))
+        terms = rank_terms(self.hardware, self.model, self.workload, self.ranks.decided(self.decisions), self.dealing)
         each = predict_each(terms)
         return tuple(
             replace(self, hardware=hardware, model=model, decisions=decisions, prediction=paced(own, each), ranks=Ranks())

@@ -10,6 +10,7 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import never_dealt
 
 
@@ -20,6 +21,17 @@ class Ranks:
     count: int = 1
     others: tuple[Decisions, ...] = ()
     """Of the ranks behind the first one, whose decisions are the plan's own. Batch and passes are the same for all."""
+    layers: tuple[int, ...] = ()
+    """Of each rank, so many; empty where they are dealt evenly."""
+
+    @classmethod
+    def of(cls, decided: Sequence[Decisions], dealing: Dealing) -> Ranks:
+        """That decide ``decided``, each with its layers by ``dealing``."""
+        return cls(dealing.count, tuple(decided[1:]), () if dealing.is_even else dealing.counts)
+
+    def dealing(self, layers: int) -> Dealing:
+        """Of the ``layers`` of a whole model."""
+        return Dealing(self.layers) if self.layers else Dealing.even(self.count, layers)
 
     def decided(self, first: Decisions) -> Sequence[Decisions]:
         """Of all ranks, where the first one's are ``first``."""

@@ -40,8 +40,8 @@ _COMMENTS = {
     "kept": "Under reuse: pages of page_tokens tokens of all layers, kept for prompts to come, and the bytes of such pages' files.",
     "experts": "Slots for routed experts, over all layers, per tier; what they keep, and how experts move.",
     "speculation": "Tokens that are drafted behind each sequence's last one, for one pass to verify; the model that drafts, if one does.",
-    "ranks": "The model's layers are dealt over so many ranks, layer i to rank i mod count. What is above is of rank 0; others: of those "
-    "that decide otherwise.",
+    "ranks": "The model's layers are dealt over so many ranks: layer i to rank i mod count, or as many to each as layers: says. "
+    "What is above is of rank 0; others: of those that decide otherwise.",
     "predicted": "What it promises; computed again when the plan is read. Stages overlap: a phase lasts as long as its slowest, and a "
     "decode step longer where experts are known late; nine_in_ten: [least, most] in nine of ten runs.",
     "break_even_tokens": "The shortest head of a prompt that is restored from a tier sooner than it is computed; null: none is.",
@@ -113,7 +113,7 @@ def broken_in(plan: Plan) -> list[BrokenRule]:
     """Every rule that ``plan`` breaks; of several ranks each with its rank."""
     if plan.ranks.count == 1:
         return broken_rules(plan.hardware, plan.model, plan.workload, plan.decisions)
-    terms = rank_terms(plan.hardware, plan.model, plan.workload, plan.ranks.decided(plan.decisions))
+    terms = rank_terms(plan.hardware, plan.model, plan.workload, plan.ranks.decided(plan.decisions), plan.dealing)
     return [replace(rule, message=f"rank {rank}: {rule.message}") for rank, one in enumerate(terms) for rule in broken_rules(*one)]
 
 
@@ -137,12 +137,13 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         speculation=_speculation_from(data.get("speculation", {})),
         prefill_part_tokens=convert(int, data.get("prefill_part_tokens", 0), "prefill_part_tokens"),
     )
-    ranks = ranks_from(data.get("ranks"), decisions)
+    ranks = ranks_from(data.get("ranks"), decisions, model.layers)
     check_ranks(hardware, model, workload, ranks.count)
-    if any(broken_rules(*terms) for terms in rank_terms(hardware, model, workload, ranks.decided(decisions))):
+    decided, dealing = ranks.decided(decisions), ranks.dealing(model.layers)
+    if any(broken_rules(*terms) for terms in rank_terms(hardware, model, workload, decided, dealing)):
         predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")
     else:
-        predicted = predict_ranks(hardware, model, workload, ranks.decided(decisions))
+        predicted = predict_ranks(hardware, model, workload, decided, dealing)
     if "break_even_tokens" in data:
         build(BreakEven, data["break_even_tokens"], "break_even_tokens")
     notes = convert(tuple[str, ...], data.get("notes") or [], "notes")

@@ -18,21 +18,26 @@ _SUMMED = ("ssd_bytes_per_token", "h2d_bytes_per_token", "dram_bytes", "ssd_byte
 _LONGEST = ("load_s", "ttft_s", "prefill_s", "decode_s_per_token", "total_s")
 
 
-def predict_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decided: Sequence[Decisions]) -> Prediction:
+def predict_ranks(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decided: Sequence[Decisions], dealing: Dealing | None = None
+) -> Prediction:
     """Of all ranks together, each by its ``decided``: a phase lasts as long as that of the slowest rank. Bytes that links carry, and those
-    of DRAM and SSD, are sums. ``vram_bytes`` are those of the card that has most. Costs a prediction for each kind of rank."""
-    return together(predict_each(rank_terms(hardware, model, workload, decided)))
+    of DRAM and SSD, are sums. ``vram_bytes`` are those of the card that has most. None deals
+    evenly. Costs a prediction for each kind of rank."""
+    return together(predict_each(rank_terms(hardware, model, workload, decided, dealing)))
 
 
 Terms = tuple[HardwareProfile, ModelSpec, Workload, Decisions]
 
 
-def rank_terms(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decided: Sequence[Decisions]) -> tuple[Terms, ...]:
+def rank_terms(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decided: Sequence[Decisions], dealing: Dealing | None = None
+) -> tuple[Terms, ...]:
     """What each rank's plan is of: its share of the machine, its part of the model, the work, what it decides."""
     count = len(decided)
     if count == 1:
         return ((hardware, model, workload, decided[0]),)
-    dealing = Dealing(count, model.layers)
+    dealing = dealing or Dealing.even(count, model.layers)
     return tuple(
         (share_of_rank(hardware, count, rank), model_of_rank(model, dealing, rank), workload, decisions)
         for rank, decisions in enumerate(decided)

@@ -11,9 +11,10 @@ from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, WeightDecisions
 from penstock.planner.contract.plan.model_section import numbers_in, spans
 from penstock.planner.contract.plan.plan_ranks import Ranks
+from penstock.planner.contract.ranks.dealing import Dealing
 
 MOST_RANKS = 1024
-_KEYS = ("count", "others")
+_KEYS = ("count", "layers", "others")
 _SECTIONS = {"weights": WeightDecisions, "kv": KvPages, "experts": ExpertSlots}
 
 
@@ -29,11 +30,11 @@ def ranks_mapping(ranks: Ranks, first: Decisions) -> dict[str, Any] | None:
         spans(of): {name: getattr(decisions, name) for name in _SECTIONS if getattr(decisions, name) != getattr(first, name)}
         for decisions, of in alike.items()
     }
-    return {"count": ranks.count} | ({"others": others} if others else {})
+    return {"count": ranks.count} | ({"layers": [*ranks.layers]} if ranks.layers else {}) | ({"others": others} if others else {})
 
 
-def ranks_from(data: Any, first: Decisions) -> Ranks:
-    """The ranks of a plan file whose first one decides ``first``. Raises UserError naming ``ranks.`` and the key."""
+def ranks_from(data: Any, first: Decisions, layers: int) -> Ranks:
+    """The ranks of a plan file of a model of ``layers`` whose first one decides ``first``. UserError naming ``ranks.`` and the key."""
     if data is None:
         return Ranks()
     if not isinstance(data, Mapping) or not set(data) <= set(_KEYS) or "count" not in data:
@@ -58,4 +59,14 @@ def ranks_from(data: Any, first: Decisions) -> Ranks:
         }
         for rank in numbers:
             decided[rank - 1] = replace(first, **built)
-    return Ranks(count, tuple(decided))
+    return Ranks(count, tuple(decided), _layers_from(data.get("layers"), count, layers))
+
+
+def _layers_from(data: Any, count: int, layers: int) -> tuple[int, ...]:
+    """Of each rank; none where they are dealt evenly."""
+    if data is None:
+        return ()
+    counts = convert(tuple[int, ...], data, "ranks.layers")
+    if len(counts) != count or min(counts) < 1 or sum(counts) != layers:
+        raise UserError(f"ranks.layers={list(counts)}: must be {count} numbers from 1, {layers} together; leave it out to deal evenly")
+    return () if Dealing(counts).is_even else counts

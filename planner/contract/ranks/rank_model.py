@@ -18,7 +18,7 @@ def never_dealt(model: ModelSpec) -> str:
 def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
     """The layers of ``rank`` with their experts, numbered from 0, and its rows of the LM head, of which no rank's is tied.
 
-    What names the next layer's experts with a chance names those ``count`` layers on with that chance to this power. Rank 0 alone has the
+    What names the next layer's experts with a chance names those ``stride`` layers on with that chance to this power. Rank 0 alone has the
     embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is ``model`` itself. ValueError
     for a model that is :func:`never_dealt`, or is dealt already.
     """
@@ -34,13 +34,13 @@ def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
         units += (replace(unit, layer=dealing.local(unit.layer)) for unit in model.of_kind(kind) if unit.layer in mine)
     routers = model.routers if any(unit.kind is UnitKind.expert for unit in units) else None
     if routers is not None:
-        routers = replace(routers, foreseen=routers.foreseen**dealing.count)
-    before = sum(len(dealing.of(earlier)) for earlier in range(rank))
+        routers = replace(routers, foreseen=routers.foreseen ** dealing.stride(rank))
+    before = sum(dealing.counts[:rank])
     units += (_part(unit, before, before + len(mine), model.layers) for unit in model.of_kind(UnitKind.norm))
     if rank == 0:
         units += model.of_kind(UnitKind.embed)
     units.append(replace(_part(model.lm_head, rows.start, rows.stop, model.vocab), kind=UnitKind.head))
-    dealt = Dealt(rank, dealing.count, model.layers, model.vocab, model.tied, model.experts is not None)
+    dealt = Dealt(rank, dealing.counts, model.vocab, model.tied, model.experts is not None)
     return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt, routers=routers)
 
 

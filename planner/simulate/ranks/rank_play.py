@@ -9,7 +9,6 @@ from functools import partial
 from penstock.planner.common.timeline.spans import COMPUTE, HOP, LAUNCH
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.act import Among, Options, Simulation, Wait
 from penstock.planner.simulate.lanes import Clock, Work, ns
@@ -33,7 +32,7 @@ class RankPlay:
     def __init__(self, plan: Plan, number: int, clock: Clock, options: Options, here: set[tuple[object, int]]):
         self.plan, self.number = plan.of_rank(number), number
         self._whole, self._here = plan, here
-        self._dealing = Dealing(plan.ranks.count, plan.model.layers)
+        self._dealing = plan.dealing
         ranks_a_host = plan.ranks.count // plan.hardware.hosts
         among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware))
         self.sim = Simulation(self.plan, options, among=among)
@@ -67,11 +66,11 @@ class RankPlay:
         for layer in self._dealing.of(self.number):
             own = [(at, unit) for at, unit in layers if unit.layer == self._dealing.local(layer)]
             for number, part in enumerate(parts):
-                if layer:
+                if layer and self._dealing.owner(layer - 1) != self.number:
                     yield from self._arrival(layer, number)
                 for at, unit in own:
                     yield from sim.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
-                if layer < last_layer:
+                if layer < last_layer and self._dealing.owner(layer + 1) != self.number:
                     self._send(layer + 1, number, part)
         yield from self._logits(parts[-1], self._dealing.owner(last_layer))
         yield Wait(lambda: not launching.moving, "launching")

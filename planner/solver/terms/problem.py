@@ -37,13 +37,20 @@ class Question:
     force: Force = Force()
     ranks: int = 1
     """That the model is dealt over; machine and model are whole."""
+    layers: tuple[int, ...] = ()
+    """Of each rank, so many; empty where they are dealt evenly."""
+
+    @property
+    def dealing(self) -> Dealing:
+        """Which rank has which layers. ValueError where there are more ranks than layers."""
+        return Dealing(self.layers) if self.layers else Dealing.even(self.ranks, self.model.layers)
 
     def of_rank(self, rank: int) -> Question:
         """What is asked of one rank; the same where there is one."""
         if self.ranks == 1:
             return self
-        hardware, dealing = share_of_rank(self.hardware, self.ranks, rank), Dealing(self.ranks, self.model.layers)
-        return replace(self, hardware=hardware, model=model_of_rank(self.model, dealing, rank), ranks=1)
+        hardware = share_of_rank(self.hardware, self.ranks, rank)
+        return replace(self, hardware=hardware, model=model_of_rank(self.model, self.dealing, rank), ranks=1, layers=())
 
     def on(self, hardware: HardwareProfile) -> Question:
         """The same on another machine."""

@@ -9,6 +9,7 @@ import xxhash
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, read_checkpoint
 from penstock.planner.contract.given.dealt import Dealt
+from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.kv.disk.page_keys import namespace
 
 LAYOUT = "layer: token after token, of each K then V, both heads x dim; 2"
@@ -29,8 +30,15 @@ def pages_namespace(checkpoint: Path, dtype: str, page_tokens: int, dealt: Dealt
         raise UserError(
             f"kv.dir: {checkpoint} has {min(bound)} rotary embeddings, by which keys depend on the whole prompt's length; leave kv.dir out"
         )
-    layers = "" if dealt is None else f"; every {dealt.count}th of {dealt.layers} layers from {dealt.rank} on"
+    layers = "" if dealt is None else f"; {_dealt_layers(dealt)}"
     return namespace(config, weights_digest(checkpoint), dtype, page_tokens, LAYOUT + layers)
+
+
+def _dealt_layers(dealt: Dealt) -> str:
+    dealing = Dealing(dealt.counts)
+    if dealing.is_even:
+        return f"every {dealt.count}th of {dealt.layers} layers from {dealt.rank} on"
+    return f"of {dealt.layers} layers {', '.join(map(str, dealing.of(dealt.rank)))}"
 
 
 def weights_digest(checkpoint: Path) -> str:

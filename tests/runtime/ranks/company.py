@@ -30,18 +30,21 @@ EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
 """Whether all cases run, as in `make test-ranks`: the others are those that find most, in few seconds."""
 
 
-def dealt_plan(checkpoint: Path, made: Decisions, count: int, **work: Any) -> Plan:
-    """A plan of ``count`` ranks that all decide ``made``, whose KV pages are those of each layer, and experts' slots those of each rank."""
-    hardware, model, asked = machine(cpu_cores=count, cpu_threads=count), spec_from_checkpoint(checkpoint), workload(**work)
-    dealing = Dealing(count, model.layers)
+def dealt_plan(checkpoint: Path, made: Decisions, dealt: int | tuple[int, ...], **work: Any) -> Plan:
+    """A plan of so many ranks, or of ranks with so many layers each, that all decide ``made``, whose KV pages are those of
+    each layer, and experts' slots those of each rank."""
+    model, asked = spec_from_checkpoint(checkpoint), workload(**work)
+    dealing = Dealing.even(dealt, model.layers) if isinstance(dealt, int) else Dealing(dealt)
+    count = dealing.count
+    hardware = machine(cpu_cores=count, cpu_threads=count)
 
     def of(part: ModelSpec) -> Decisions:
         kv = replace(made.kv, **{f"{tier}_pages": made.kv.of(tier) * part.layers for tier in Tier})
         return replace(made, kv=kv, experts=made.experts if part.experts else None)
 
     decided = [of(model_of_rank(model, dealing, rank)) for rank in range(count)]
-    predicted = predict_ranks(hardware, model, asked, decided)
-    return Plan(hardware, model, asked, decided[0], predicted, ranks=Ranks(count, tuple(decided[1:])))
+    predicted = predict_ranks(hardware, model, asked, decided, dealing)
+    return Plan(hardware, model, asked, decided[0], predicted, ranks=Ranks.of(decided, dealing))
 
 
 @contextmanager

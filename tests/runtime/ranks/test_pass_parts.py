@@ -54,7 +54,7 @@ def run(checkpoint: Path, chunk: int, parts: int, prompts: Sequence[Sequence[int
         engine = session.engine
         cut = PassParts(parts, engine.stepper.attention, engine.kv, engine._binder, engine.stepper.put)
         for layer in decoder_layers(engine.model):
-            layer.forward = DealtLayer(own_forward(layer), lambda: None, lambda: cut, receives=False, sends=False)
+            layer.forward = DealtLayer(own_forward(layer), lambda: None, lambda: cut, before=None, behind=None)
         before = engine.stepper._begin_pass
 
         def begin_pass(step: Step) -> None:
