@@ -26,7 +26,8 @@ from tests.support import decisions, save_tiny
 class Case:
     """A checkpoint, how it is dealt, and what it is asked."""
 
-    count: int
+    dealt: int | tuple[int, ...]
+    """Ranks with as many layers, or so many of each."""
     model: dict[str, Any] = field(default_factory=dict)
     decided: dict[str, Any] = field(default_factory=dict)
     prompts: tuple[tuple[int, ...], ...] = (tuple(range(5, 25)),)
@@ -52,6 +53,13 @@ CASES = {
     ),
     "a pass in parts": Case(3, {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=9, parts=True),
     "windows, in parts": Case(2, {"model_type": "gemma2", "sliding_window": 8}, prompts=(tuple(range(3, 33)),), chunk=8, parts=True),
+    "more layers of one rank": Case((4, 2)),
+    "fewer layers of the first rank, in parts": Case(
+        (1, 4, 2), {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=9, parts=True
+    ),
+    "windows, more layers of one rank": Case(
+        (2, 5), {"model_type": "gemma2", "layers": 7, "sliding_window": 8}, {"batch": 3, "pages": 32}, SOME
+    ),
     "drawn, with a stop token": Case(
         2, {"model_type": "qwen2"}, {"batch": 3, "pages": 32}, SOME, 1 << 20, Sampling(temperature=1.5, seed=3)
     ),
@@ -90,7 +98,7 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
     work = {"batch": len(case.prompts), "requests": len(case.prompts)}
     with opened(dealt_plan(checkpoint, made, 1, **work), checkpoint, None) as alone:
         want = generated(alone, case)
-    with opened(dealt_plan(checkpoint, dealt, case.count, **work), checkpoint, company) as session:
+    with opened(dealt_plan(checkpoint, dealt, case.dealt, **work), checkpoint, company) as session:
         got = generated(session, replace(case, chunk=1 << 20) if case.parts else case)
         session.book("decode")
         reports = session.rank.reports()
@@ -98,7 +106,7 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
     assert all(map(torch.equal, got.logits[::-1], want.logits[::-1])), "the last ones: passes may be fewer"
     assert all(report["part_tokens"] == dealt.prefill_part_tokens for report in reports)
     layers = [report["layers"] for report in reports]
-    assert sum(layers) < case.model.get("layers", 6) and len(layers) == case.count - 1
+    assert sum(layers) < case.model.get("layers", 6) and len(layers) == (case.dealt if isinstance(case.dealt, int) else len(case.dealt)) - 1
     assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
 
 
@@ -134,6 +142,7 @@ def test_a_rank_with_other_weights_refuses_before_anything_is_loaded(company: Co
 
 
 def test_a_plan_of_ranks_goes_into_words_and_comes_back(checkpoint: Path) -> None:
-    plan = dealt_plan(checkpoint, decisions(), 3)
+    plan = dealt_plan(checkpoint, decisions(), (3, 2, 1))
+    assert "layers: [3, 2, 1]" in plan_text(plan)
     again = plan_of_text(plan_text(plan))
-    assert again == plan and [again.of_rank(rank).model.layers for rank in range(3)] == [2, 2, 2]
+    assert again == plan and [again.of_rank(rank).model.layers for rank in range(3)] == [3, 2, 1]
