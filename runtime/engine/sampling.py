@@ -63,7 +63,7 @@ class Choice:
         self._penalties: list[Change] | None = [*penalties] if any(penalties) else None
         self._said = [_History(prompt, device) for prompt in prompts] if self._penalties else []
         numbers = range(first, first + len(prompts)) if self._drawn else ()
-        self._generators = [torch.Generator(device).manual_seed(seed_of(sampling.seed, k)) for k in numbers]
+        self._chances = [_Chance(torch.Generator(device).manual_seed(seed_of(sampling.seed, k))) for k in numbers]
 
     def __call__(self, logits: torch.Tensor, numbers: Sequence[int]) -> torch.Tensor:
         """The next token of each of the sequences ``numbers``: [rows, vocab] -> [rows]. Each counts as said."""
@@ -74,11 +74,9 @@ class Choice:
             each = zip(scores.split(1), numbers, strict=True)
             scores = torch.cat([self._penalties[k](self._said[k].ids, row) for row, k in each])
         if self._drawn:
-            probs = torch.softmax(self._warpers(None, scores), -1)
-            noise = torch.empty_like(probs)
-            for row, k in zip(noise, numbers, strict=True):
-                row.exponential_(generator=self._generators[k])
-            chosen = (probs / noise).argmax(-1)  # as torch.multinomial draws one, without its checks, which wait for a card
+            chosen = self._draw(scores, torch.cat([self._chances[k].ahead(1) for k in numbers]))
+            for k in numbers:
+                self._chances[k].used(1)
         else:
             chosen = scores.argmax(-1)
         if self._said:
@@ -100,6 +98,8 @@ class Choice:
             picked: list[int] = logits.argmax(-1).tolist()
             runs = [picked[first : first + len(draft) + 1] for first, draft in zip(firsts, drafts, strict=True)]
             return [run[: 1 + agreeing(run, draft)] for run, draft in zip(runs, drafts, strict=True)]
+        if self._penalties is None:
+            return self._drawn_runs(logits, numbers, drafts, firsts)
         said: list[list[int]] = [[] for _ in numbers]
         going = list(range(len(numbers)))
         while going:
@@ -109,11 +109,56 @@ class Choice:
             going = [k for k in going if len(said[k]) <= len(drafts[k]) and said[k][-1] == drafts[k][len(said[k]) - 1]]
         return said
 
+    def _drawn_runs(
+        self, logits: torch.Tensor, numbers: Sequence[int], drafts: Sequence[Sequence[int]], firsts: Sequence[int]
+    ) -> list[list[int]]:
+        """``keep`` where every place's distribution is known beforehand: all places are drawn, and what lies behind a draft that was not
+        kept is drawn again. As many rows at once as there are sequences, so that it takes no more memory than without drafts."""
+        chances = torch.cat([self._chances[k].ahead(len(draft) + 1) for k, draft in zip(numbers, drafts, strict=True)])
+        parts = zip(logits.split(len(numbers)), chances.split(len(numbers)), strict=True)
+        picked: list[int] = torch.cat([self._draw(part.float(), chance) for part, chance in parts]).tolist()
+        runs = []
+        for k, draft, first in zip(numbers, drafts, firsts, strict=True):
+            run = picked[first : first + len(draft) + 1]
+            runs.append(run[: 1 + agreeing(run, draft)])
+            self._chances[k].used(len(runs[-1]))
+        return runs
+
+    def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
+        """The first token at which the cumulated probability exceeds ``chance`` [rows]: float32 [rows, vocab] -> [rows]."""
+        cumulated = torch.softmax(self._warpers(None, scores), -1).cumsum(-1)
+        return torch.searchsorted(cumulated, chance[:, None] * cumulated[:, -1:], right=True)[:, 0]
+
 
 def agreeing(chosen: Sequence[int], draft: Sequence[int]) -> int:
     """Tokens of ``draft`` that were chosen, from its first one on."""
     pairs = zip(chosen, draft, strict=False)
     return next((k for k, (own, drafted) in enumerate(pairs) if own != drafted), min(len(chosen), len(draft)))
+
+
+class _Chance:
+    """The chances of one sequence, in [0, 1): the k-th belongs to its k-th token, however many were looked at before. They are made on the
+    device, since a copy from the host would queue behind weights. Takes ``BLOCK`` * 4 bytes, twice where a chain is as long."""
+
+    BLOCK = 64
+
+    def __init__(self, generator: torch.Generator):
+        self._generator = generator
+        self._made = self._more()
+        self._used = 0
+
+    def _more(self) -> torch.Tensor:
+        return torch.rand(self.BLOCK, generator=self._generator, device=self._generator.device)
+
+    def ahead(self, count: int) -> torch.Tensor:
+        """The next ones [count]; they stay the next ones."""
+        while len(self._made) - self._used < count:
+            self._made, self._used = torch.cat([self._made[self._used :], self._more()]), 0
+        return self._made[self._used : self._used + count]
+
+    def used(self, count: int) -> None:
+        """So many tokens were said."""
+        self._used += count
 
 
 class _History:

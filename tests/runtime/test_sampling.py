@@ -10,6 +10,16 @@ import pytest
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.prompts import read_vocabulary
@@ -61,14 +71,25 @@ def test_greedy_with_the_files_penalties_says_what_transformers_says(model: nn.M
 
 
 @pytest.mark.parametrize(
-    "keys", [{"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.2, "top_k": 0}, {"typical_p": 0.7}, {"repetition_penalty": 1.5}]
+    ("keys", "theirs"),
+    [
+        ({"top_k": 7}, [TemperatureLogitsWarper(1.2), TopKLogitsWarper(7)]),
+        ({"top_p": 0.8}, [TemperatureLogitsWarper(1.2), TopPLogitsWarper(0.8)]),
+        ({"min_p": 0.2}, [TemperatureLogitsWarper(1.2), MinPLogitsWarper(0.2)]),
+        ({"typical_p": 0.7}, [TemperatureLogitsWarper(1.2), TypicalLogitsWarper(0.7)]),
+        ({"repetition_penalty": 1.5}, [RepetitionPenaltyLogitsProcessor(1.5), TemperatureLogitsWarper(1.2)]),
+    ],
 )
-def test_a_prompt_is_drawn_as_transformers_draws_it(model: nn.Module, alone: nn.Module, keys: dict[str, float]) -> None:
-    """The first prompt of a run; what is not said is transformers' default on both sides."""
-    torch.manual_seed(3)
-    want = said_by_transformers(alone, PROMPTS[0], do_sample=True, temperature=1.2, **keys)
-    assert said(model, SamplingKeys(seed=3), [PROMPTS[0]], do_sample=True, temperature=1.2, **keys) == [want]
-    assert said(model, SamplingKeys(temperature=1.2, seed=3, **keys), [PROMPTS[0]]) == [want], "a key says the same as the file"
+def test_tokens_are_drawn_from_the_distribution_that_transformers_makes(keys: dict[str, Any], theirs: list[LogitsProcessor]) -> None:
+    rows, prompt = 4000, [3, 5]
+    logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(1)) * 2
+    expected = torch.softmax(LogitsProcessorList(theirs)(torch.tensor([prompt]), logits.clone()), -1)[0].double()
+    choose = Sampler(Sampling(temperature=1.2, seed=3, **keys), CPU).begin([prompt] * rows)
+    counts = torch.bincount(choose(logits.repeat(rows, 1), range(rows)), minlength=30)
+    possible = expected > 0
+    chi = ((counts - rows * expected)[possible] ** 2 / (rows * expected[possible])).sum()
+    freedom = int(possible.sum()) - 1
+    assert not counts[~possible].any() and chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
 
 
 def test_what_is_drawn_for_a_sequence_does_not_depend_on_its_neighbours(model: nn.Module) -> None:
