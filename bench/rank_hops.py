@@ -1,0 +1,200 @@
+"""A hop of one token's hidden state between two cards, by each way that a recorded step of ranks could take it.
+
+    python bench/rank_hops.py devices=0,1 out=rank-hops.json        # a minute
+    python bench/rank_hops.py devices=cpu,cpu out=hops.json         # without cards it runs: gloo, and words that the CPU plays
+
+Each way with links idle and with both busy; microseconds of a hop, the median and the 99th percentile of `rounds` rounds:
+
+    nccl launched   send and receive, each launched by the host: what steps of ranks do today
+    nccl recorded   the same inside a CUDA graph
+    words launched  page-locked memory that both cards share, kernels, and words in that memory: `runtime/ranks/word_ways.py`
+    words recorded  the same inside a CUDA graph
+
+A recorded round is 8 times there and back behind one that is not timed; a launched one is once there and back. Without cards nothing is
+recorded. A way that a machine refuses has its reason in place of figures.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.keys import given_of  # noqa: E402
+from penstock.runtime.memory.device import CudaDevice  # noqa: E402
+from penstock.runtime.ranks.shared_memory import Shared, SharedMemory  # noqa: E402
+from penstock.runtime.ranks.word_ways import HopPlaces, WordWays  # noqa: E402
+from penstock.runtime.recorded.stream_words import StreamWords  # noqa: E402
+from penstock.runtime.timed.rank_times import PATIENCE_S, TorchCard, TorchMeeting  # noqa: E402
+
+KEYS = ("devices", "out", "rounds", "nbytes", "rank", "meet")
+TRIPS = 8
+"""There and back in a recorded round."""
+Trip = Callable[[], None]
+"""Once there and back, as one rank sees it."""
+
+
+class CardWords:
+    """Words of the current stream."""
+
+    def __init__(self) -> None:
+        self._words = StreamWords()
+
+    def write_word(self, address: int, value: int) -> None:
+        self._words.write(torch.cuda.current_stream().cuda_stream, address, value)
+
+    def wait_word(self, address: int, value: int) -> None:
+        self._words.wait(torch.cuda.current_stream().cuda_stream, address, value)
+
+
+class PlayedWords:
+    """Words that a CPU writes, and waits for by looking, in the shared memory itself."""
+
+    def __init__(self, memory: torch.Tensor):
+        self._begin, self._words = memory.data_ptr(), memory[: memory.numel() // 4 * 4].view(torch.int32)
+
+    def write_word(self, address: int, value: int) -> None:
+        self._words[(address - self._begin) // 4] = value
+
+    def wait_word(self, address: int, value: int) -> None:
+        at = (address - self._begin) // 4
+        while int(self._words[at]) != value:
+            time.sleep(0)
+
+
+def by_group(rank: int, hidden: torch.Tensor) -> Trip:
+    """By NCCL or gloo."""
+
+    def trip() -> None:
+        for sender in (0, 1):
+            if rank == sender:
+                dist.send(hidden, 1 - sender)
+            else:
+                dist.recv(hidden, sender)
+
+    return trip
+
+
+def by_words(ways: WordWays, hidden: torch.Tensor) -> Trip:
+    """Through shared memory."""
+    hop = ways.of(1 - ways.rank)
+
+    def trip() -> None:
+        for sender in (0, 1):
+            (hop.send if ways.rank == sender else hop.receive)(hidden)
+
+    return trip
+
+
+def launched_us(trip: Trip, rounds: int, settle: Callable[[], None]) -> list[float]:
+    """Microseconds of a hop in each round, as the host sees it."""
+    found = []
+    for _ in range(rounds + 10):
+        begun = time.perf_counter()
+        trip()
+        settle()
+        found.append((time.perf_counter() - begun) * 1e6 / 2)
+    return found[10:]
+
+
+def recorded_us(trip: Trip, rounds: int) -> list[float]:
+    """The same of rounds that are recorded, as the card sees it."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
+    with torch.cuda.graph(graph, None, stream, "thread_local"):
+        trip()
+        begin.record(stream)
+        for _ in range(TRIPS):
+            trip()
+        end.record(stream)
+    found = []
+    for _ in range(rounds + 10):
+        graph.replay()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) * 1e3 / 2 / TRIPS)
+    return found[10:]
+
+
+def measured(rank: int, name: str, address: str, rounds: int, nbytes: int) -> list[dict[str, Any]]:
+    """Rows of each way, idle and busy. Both ranks call it."""
+    device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
+    card = TorchCard(device)
+    meeting = TorchMeeting(rank, 2, address, card.cuda)
+    lock = CudaDevice(device.index) if card.cuda else None
+    hidden, places = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device), HopPlaces(2, nbytes)
+    memory = SharedMemory(places.all_bytes, lock) if rank == 0 else None
+    told: list[Any] = [None if memory is None else tuple(memory.shared)]
+    dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
+    memory = memory or SharedMemory(Shared(*told[0]), lock)
+    flags = CardWords() if card.cuda else PlayedWords(memory.bytes)
+    ways = WordWays(rank, places, memory.bytes.data_ptr(), memory.bytes if lock is None else lock.alias(memory.bytes), flags)
+    settle = torch.cuda.synchronize if card.cuda else lambda: None
+    trips = {"nccl" if card.cuda else "gloo": by_group(rank, hidden), "words": by_words(ways, hidden)}
+    rows = []
+    with torch.inference_mode():
+        for way, trip in trips.items():
+            for recorded in (False, True) if card.cuda else (False,):
+                for busy in (False, True):
+                    meeting.gathered(0.0)
+                    row: dict[str, Any] = {"way": f"{way} {'recorded' if recorded else 'launched'}", "links": "busy" if busy else "idle"}
+                    beside: AbstractContextManager[Any] = card.busy() if busy else nullcontext()
+                    try:
+                        with beside:
+                            took = recorded_us(trip, rounds) if recorded else launched_us(trip, rounds, settle)
+                        row |= quantiles(took)
+                    except RuntimeError as error:  # both ranks are refused alike: before anything is launched
+                        row["refused"] = str(error).strip().partition("\n")[0][:200]
+                    rows.append(row)
+    meeting.gathered(0.0)
+    settle()
+    memory.close()
+    return rows
+
+
+def quantiles(took_us: list[float]) -> dict[str, float]:
+    """The median, and what 99 of 100 rounds do not exceed."""
+    ordered = sorted(took_us)
+    return {name: round(ordered[min(len(ordered) - 1, int(len(ordered) * at))], 2) for name, at in (("p50_us", 0.5), ("p99_us", 0.99))}
+
+
+def main() -> None:
+    given = given_of(sys.argv[1:], KEYS)
+    devices, rounds, nbytes = given["devices"].split(","), int(given.get("rounds", "300")), int(given.get("nbytes", "16384"))
+    if len(devices) != 2:
+        raise SystemExit(f"devices={given['devices']}: must be two, such as devices=0,1")
+    if "rank" in given:
+        measured(1, devices[1], given["meet"], rounds, nbytes)
+        dist.destroy_process_group()
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-hops-") as folder:
+        address = f"file://{folder}/meet"
+        other = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "rank=1", f"meet={address}"])
+        try:
+            rows = measured(0, devices[0], address, rounds, nbytes)
+            dist.destroy_process_group()
+            other.wait(PATIENCE_S)
+        finally:
+            other.kill()
+            other.wait()
+    for row in rows:
+        print(f"{row['way']:<16}{row['links']:<6}" + (row.get("refused") or f"{row['p50_us']:>9} us{row['p99_us']:>10} us (99 of 100)"))
+    name = "CPU" if devices[0] == "cpu" else torch.cuda.get_device_name(int(devices[0]))
+    document = {"devices": [name] * 2, "torch": torch.__version__, "nbytes": nbytes, "rounds": rounds, "rows": rows}
+    if "out" in given:
+        Path(given["out"]).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
