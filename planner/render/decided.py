@@ -15,6 +15,8 @@ from penstock.planner.render.whereabouts import experts_in, layers_in
 
 EXPERTS = "experts"
 CACHE = "DRAM cache"
+NOTHING = "none"
+"""Of a choice among names."""
 
 
 def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
@@ -27,7 +29,7 @@ def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
         if one.how.row and one.how.row not in idle and value is not None and _is_open(plan, one):
             rows.setdefault(one.how.row, []).append((one, value))
     for row, values in rows.items():
-        if any(value for _, value in values):
+        if any(value and value != NOTHING for _, value in values):
             first, aside = ([_text(one, value) for one, value in values if one.how.aside == back] for back in (False, True))
             yield row, ", ".join(first), ", ".join([*aside, *follows.get(row, ())])
         if row == EXPERTS:

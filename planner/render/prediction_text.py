@@ -20,11 +20,13 @@ from penstock.planner.render.stage_names import decode_bound, stage_names
 
 def print_prediction(plan: Plan, console: Console) -> None:
     p = plan.prediction
+    drafted = (f"{p.tokens_a_pass:.3g} tokens a sequence",) if plan.decisions.speculation.tokens else ()
+    bound = f"bound by {decode_bound(plan)}"
     print_head(console, "Predicted")
     rows = (
         ("load", show_seconds(p.load_s), "once, before the first request"),
         ("first token", show_seconds(p.ttft_s), _of_prefill(plan)),
-        ("decode", f"{show_seconds(p.decode_s_per_token)} a token", f"bound by {decode_bound(plan)}"),
+        ("decode", f"{show_seconds(p.decode_s_per_token)} a {'pass' if drafted else 'token'}", ", ".join((*drafted, bound))),
         ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
     )
     for label, value, remark in rows:

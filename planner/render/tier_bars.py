@@ -27,13 +27,18 @@ def print_tiers(plan: Plan, console: Console) -> None:
     )
     for fill in fills(plan):
         bar, legend = _bar(fill.items, fill.capacity_bytes)
-        capacity = fill.capacity_bytes / GB
-        scale = f" {fill.taken_bytes / GB:.3g}/{capacity:{'.4g' if capacity >= 1 else '.3g'}} GB"
-        print_line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(scale))
+        print_line(console, Text(f"  {fill.tier.upper():<5}").append(bar).append(f" {_scale(fill.taken_bytes, fill.capacity_bytes)}"))
         for text in legend:
             print_line(console, Text(" " * 7).append(text))
     if beside_card(plan):
         _print_computed(plan, console)
+
+
+def _scale(taken_bytes: int, capacity_bytes: int) -> str:
+    """Both with as many decimals, four digits of the capacity: what is taken never looks like more than there is."""
+    capacity = capacity_bytes / GB
+    decimals = max(0, 4 - len(str(int(capacity)))) if capacity >= 1 else 3
+    return f"{taken_bytes / GB:.{decimals}f}/{capacity:.{decimals}f} GB"
 
 
 def _print_computed(plan: Plan, console: Console) -> None:

@@ -125,9 +125,11 @@ class Choice:
         return runs
 
     def _draw(self, scores: torch.Tensor, chance: torch.Tensor) -> torch.Tensor:
-        """The first token at which the cumulated probability exceeds ``chance`` [rows]: float32 [rows, vocab] -> [rows]."""
+        """The first token at which the cumulated probability exceeds ``chance`` [rows]: float32 [rows, vocab] -> [rows]. Of logits that are
+        no numbers it is the last token."""
         cumulated = torch.softmax(self._warpers(None, scores), -1).cumsum(-1)
-        return torch.searchsorted(cumulated, chance[:, None] * cumulated[:, -1:], right=True)[:, 0]
+        found = torch.searchsorted(cumulated, chance[:, None] * cumulated[:, -1:], right=True)
+        return found[:, 0].clamp_(max=scores.shape[-1] - 1)
 
 
 def agreeing(chosen: Sequence[int], draft: Sequence[int]) -> int:

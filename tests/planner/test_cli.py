@@ -121,6 +121,8 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware.pass_s=1e11", ["hardware.pass_s=100000000000.0", "at most 1e+06"]),
         ("model.layers=10000000000", ["model.layers=10000000000", "at most 10000"]),
         ("out=/proc/plan.yaml", ["out=/proc/plan.yaml", "cannot write"]),
+        ("out=", ["out=.", "it is a directory", "out=plan.yaml"]),
+        ("out=/", ["out=/", "it is a directory", "out=plan.yaml"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line_that_names_it(argument: str, words: list[str], tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
@@ -68,7 +69,22 @@ def test_a_tier_with_every_item_is_drawn() -> None:
 @pytest.mark.parametrize("dram", [733_300_000, 48_333_000_000])
 def test_what_a_tier_holds_is_told_whole_beside_its_bar(dram: int) -> None:
     said = said_of(machine(vram=0, dram=dram), model(), work())
-    assert re.search(r"DRAM [^ ]+ [\d.]+/[\d.]+ GB", said), said
+    filled = re.search(r"DRAM [^ ]+ ([\d.]+)/([\d.]+) GB", said)
+    assert filled and float(filled[1]) <= float(filled[2]), said
+    assert len(filled[1].partition(".")[2]) == len(filled[2].partition(".")[2])
+
+
+def test_seconds_of_a_pass_are_not_called_those_of_a_token() -> None:
+    drafts = Speculation(Drafter.lookup, tokens=7, acceptance=0.5)
+    hardware, decoder, asked = machine(), model(), work()
+    plain = solve(hardware, decoder, asked)
+    for decisions, words in ((plain, "a token bound by"), (replace(plain, speculation=drafts), "a pass {} tokens a sequence, bound by")):
+        plan = Plan(hardware, decoder, asked, decisions, predict(hardware, decoder, asked, decisions))
+        out = io.StringIO()
+        print_plan(plan, Console(width=80, file=out, highlight=False))
+        said = " ".join(out.getvalue().split())
+        assert words.format(f"{plan.prediction.tokens_a_pass:.3g}") in said
+        assert ("drafts by lookup" in said) == (decisions is not plain) and "by none" not in said
 
 
 @pytest.mark.parametrize("columns", [80, 40])

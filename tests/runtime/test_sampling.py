@@ -101,6 +101,12 @@ def test_what_is_drawn_for_a_sequence_does_not_depend_on_its_neighbours(model: n
     assert said(model, keys) == together != said(model, replace(keys, seed=6))
 
 
+def test_logits_that_are_no_numbers_give_a_token_that_there_is() -> None:
+    choose = Sampler(Sampling(temperature=1.0, seed=1), CPU).begin([[1], [1]])
+    logits = torch.stack([torch.full((9,), torch.nan), torch.zeros(9)])
+    assert choose(logits, [0, 1]).max() < 9
+
+
 def test_neighbouring_seeds_have_no_draw_in_common(model: nn.Module) -> None:
     both = [said(model, SamplingKeys(temperature=3.0, top_k=0, seed=seed), [[40]] * 3) for seed in (0, 1)]
     assert len({tuple(tokens) for made in both for tokens in made}) == 6

@@ -74,17 +74,19 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
         cpu_products=_by_format("hardware.cpu.products", cfg.cpu.products),
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
-        devices=_devices(cfg.devices) if gpu is not None else (),
+        devices=_devices(cfg.devices, gpu is not None),
         links=_links(cfg.links, gpu is not None),
         hosts=cfg.hosts,
         network=Network(cfg.network.gbps, cfg.network.hop_s) if cfg.network.gbps else None,
     )
 
 
-def _devices(devices: list[int] | None) -> tuple[int, ...]:
-    """Numbers of cards, each once. UserError for others."""
+def _devices(devices: list[int] | None, cards: bool) -> tuple[int, ...]:
+    """Numbers of cards, each once. UserError for others, and for any where there are no ``cards``."""
     if devices is None:
         return ()
+    if not cards:
+        raise UserError(f"hardware.devices={devices}: this hardware has no GPU; leave it out (ranks=2 deals layers over its cores)")
     if not devices or len(set(devices)) < len(devices) or min(devices) < 0 or max(devices) > _MOST_DEVICE:
         raise UserError(f"hardware.devices={devices}: must be numbers of GPUs, each once, such as [0,1]; null is the first one")
     return tuple(devices)

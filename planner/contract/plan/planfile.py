@@ -62,12 +62,12 @@ _OPTIONAL = ("notes", "experts", "speculation", "prefill_part_tokens", "ranks", 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write ``plan`` to ``path``; an older file there is replaced only by a complete one. Raises UserError."""
+    if not path.name or path.is_dir():
+        raise UserError(f"out={path}: cannot write the plan (it is a directory); choose a file, such as out=plan.yaml")
     text = plan_text(plan)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(21, "Is a directory")
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
