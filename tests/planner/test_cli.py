@@ -121,6 +121,8 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware.pass_s=1e11", ["hardware.pass_s=100000000000.0", "at most 1e+06"]),
         ("model.layers=10000000000", ["model.layers=10000000000", "at most 10000"]),
         ("out=/proc/plan.yaml", ["out=/proc/plan.yaml", "cannot write"]),
+        ("force=3", ["force=3", "keys of its own", "force.policy="]),
+        ("hardware.gpu=[1]", ["hardware.gpu=[1]", "keys of its own"]),
         ("out=", ["out=.", "it is a directory", "out=plan.yaml"]),
         ("out=/", ["out=/", "it is a directory", "out=plan.yaml"]),
     ],
@@ -145,6 +147,14 @@ def test_hardware_and_model_are_asked_for_with_their_choices(tmp_path: Path) -> 
 def test_setting_a_gpu_figure_of_a_machine_without_gpu_is_refused(tmp_path: Path) -> None:
     line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", "hardware.gpu.context_bytes=1", cwd=tmp_path)
     assert "hardware.gpu is null" in line
+    line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", "hardware.devices=[0,1]", cwd=tmp_path)
+    assert "hardware.devices=[0, 1]: this hardware has no GPU" in line
+
+
+def test_a_directory_that_no_model_drafts_from_is_named_by_its_key(tmp_path: Path) -> None:
+    for draft, words in (("nowhere", "no such directory"), (".", "empty")):
+        line = refusal("planner", *SOLVE, "speculate=draft", f"draft={draft}", cwd=tmp_path)
+        assert f"draft={draft}: " in line and words in line and "model.checkpoint" not in line
 
 
 def test_an_older_plan_is_moved_aside_and_said_and_the_same_one_is_not(tmp_path: Path) -> None:

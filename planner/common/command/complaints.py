@@ -67,6 +67,10 @@ def _from_omegaconf(error: BaseException, story: str, keys: Mapping[str, Key], o
     where = f"conf {source.group(1)}: " if source and not given else ""
     known = keys.get(re.sub(r"\[\d+\].*", "", path))
     value = given[-1].partition("=")[2] if given else _quoted_value(story)
+    inside = [name for name in keys if name.startswith(f"{path}.")] if path and known is None else []
+    if inside:
+        shown = f"={value}" if value is not None else ""
+        return UserError(f"{where}{path}{shown}: it has keys of its own; set one of them, such as {inside[0]}=")
     if known is None:
         if path and "not in" in str(error) and not path.startswith("hydra."):
             again = "; if an earlier version measured it, run `planner probe` again" if where.startswith("conf hardware/") else ""

@@ -71,7 +71,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if source is not None:
         return _of_gguf(read_gguf_checkpoint(source))
     directory = _directory(path)
-    needed = f"{directory}: a checkpoint needs {CONFIG}; set model.checkpoint to a Hugging Face one"
+    needed = f"{directory}: a checkpoint needs {CONFIG}; name the directory of a Hugging Face one"
     config_bytes = read_bytes(directory / CONFIG, foreign_directory(directory) or needed)
     config = parse_object(directory / CONFIG, config_bytes)
     index = directory / INDEX
@@ -166,7 +166,7 @@ def _directory(path: Path) -> Path:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from None
     if not names:
-        raise UserError(f"{path}: the directory is empty; set model.checkpoint to a Hugging Face checkpoint")
+        raise UserError(f"{path}: the directory is empty; name the one of a Hugging Face checkpoint")
     return directory
 
 

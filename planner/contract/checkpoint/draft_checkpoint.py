@@ -46,7 +46,10 @@ def drafter_spec(given: str, target: ModelSpec) -> ModelSpec:
     """The spec of the checkpoint ``draft=given``, which is to draft for ``target``. Reads headers and both tokenizers. UserError where its
     tokens are others, or where it keeps states that cannot go back to an earlier token."""
     _refuse_eagle(given)
-    spec = spec_from_checkpoint(Path(given).expanduser())
+    try:
+        spec = spec_from_checkpoint(Path(given).expanduser())
+    except UserError as error:
+        raise UserError(f"draft={given}: {str(error).removeprefix(f'{given}: ')}") from error
     if spec.state_bytes:
         raise UserError(
             f"draft={given}: {spec.name} keeps states that cannot go back to an earlier token; choose a model that has K and V alone"
