@@ -40,6 +40,9 @@ OVERRIDES = (
     ("hardware=t4", "model=mixtral8x7b", "model.layers=2", "workload=batch", "moe.policy=lru", "hardware.dram_bytes=20GB"),
     ("hardware=cpu", *_DENSE, "workload.objective=throughput", "workload.batch=0", "workload.kv_spill=true", "hardware.ssd.write_gbps=1.5"),
     ("hardware=h100", *_DENSE, "hardware.ssd.read=[[1048576,4,2.0],[4194304,4,3.0]]", "calibration=off", "workload.kept_tokens=256"),
+    ("hardware=rtx5080", *_DENSE, "workload=serve", "workload.clients=4", "speculate=auto"),
+    ("hardware=h100x4", *_DENSE, "ranks=2"),
+    ("hardware=rtx5080", *_DENSE, "speculate=self", "force.speculate_tokens=3"),
 )
 """Command lines of `planner solve`, each on its own."""
 
@@ -104,11 +107,14 @@ def layer_trace() -> bytes:
 
 
 def plans(work: Path) -> list[bytes]:
-    """Of a machine without a GPU, of one with, of a model with experts, of KV that streams."""
+    """Of a machine without a GPU, of one with, of a model with experts; that serves, of two ranks, of a model that drafts."""
     asked = (
         {"model": "demo", "hardware": "cpu", "model.layers": 3},
         {"model": "demo", "hardware": "rtx5080", "model.layers": 3, "vram": "1GiB"},
         {"model": "mixtral8x7b", "hardware": "t4", **_MOE, "model.expert_ffn": 64, "dram": "2GB"},
+        {"model": "demo", "hardware": "rtx5080", "model.layers": 3, "workload": "serve", "workload.clients": 4, "speculate": "auto"},
+        {"model": "demo", "hardware": "h100x4", "model.layers": 3, "ranks": 2},
+        {"model": "demo", "hardware": "rtx5080", "model.layers": 3, "speculate": "self"},
     )
     made = []
     for one in asked:

@@ -28,6 +28,8 @@ class Decision:
     """Whether the program chooses it for the time that it takes."""
     card: bool = False
     """Whether it means something beside a GPU alone."""
+    placed: bool = False
+    """Whether what it may be follows from where weights lie, so that it is asked only where all other decisions are sound."""
 
 
 class Given:

@@ -13,7 +13,7 @@ class HostUnits:
     """FFN units in DRAM with which the CPU computes in a decode step of at most ``rows`` rows. In any other pass they stream like the
     rest. Only a recorded step has such units."""
 
-    ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True)] = 0
+    ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True, placed=True)] = 0
     """FFN units that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
     rows: Annotated[int, Decision(lambda s: s.host_rows, "force.host_rows", "CPU", "up to {} rows", card=True, aside=True)] = 0
     """The most rows of a pass for which the CPU computes its units; a pass with more streams them to the card."""

@@ -18,10 +18,12 @@ from penstock.planner.contract.rules.weight_rules import head_rules
 
 
 def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> list[BrokenRule]:
-    """Every rule that ``decisions`` break, in a fixed order; capacities are only computed when the counts make sense."""
-    broken = [*Setting(hardware, model, decisions).broken(), *expert_rules(model, decisions)]
-    broken += [*head_rules(hardware, model, decisions), *kv_rules(hardware, model, workload, decisions)]
-    return broken or list(_capacities(hardware, model, workload, decisions))
+    """The rules that ``decisions`` break, in a fixed order: every range; where all hold, what counts by these numbers; where that holds,
+    capacities."""
+    if ranges := [*Setting(hardware, model, decisions).broken(), *expert_rules(model, decisions)]:
+        return ranges
+    counts = [*head_rules(hardware, model, decisions), *kv_rules(hardware, model, workload, decisions)]
+    return counts or list(_capacities(hardware, model, workload, decisions))
 
 
 def _capacities(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:

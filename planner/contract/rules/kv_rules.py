@@ -16,9 +16,8 @@ from penstock.planner.contract.rules.setting import HOST
 
 
 def kv_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
+    """Where each number of ``d`` is within its range."""
     kv = d.kv
-    if kv.page_tokens not in LIMITS.page_tokens:
-        return
     if kv.ssd_pages and kv.page_tokens < LIMITS.ssd_page_tokens_min:
         yield BrokenRule(
             "KV page size on SSD",

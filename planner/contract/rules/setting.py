@@ -52,10 +52,14 @@ class Setting:
             raise ValueError(f"{one.place}: there are no routed experts")
         return one.how.allowed(self) if callable(one.how.allowed) else one.how.allowed
 
-    def broken(self) -> Iterator[BrokenRule]:
-        """Every decision that is not what it may be, in the order of a plan's file."""
+    def broken(self) -> list[BrokenRule]:
+        """Every decision that is not what it may be, in the order of a plan's file. What follows from where weights lie is only asked where
+        all else is sound: a number outside its range would take as much memory as it says."""
+        return list(self._broken(placed=False)) or list(self._broken(placed=True))
+
+    def _broken(self, placed: bool) -> Iterator[BrokenRule]:
         for one in DECLARED:
-            if one.owner is ExpertSlots and not self.routed:
+            if one.how.placed != placed or (one.owner is ExpertSlots and not self.routed):
                 continue
             value, allowed = one.of(self.decisions), self.allowed(one)
             if value not in allowed:

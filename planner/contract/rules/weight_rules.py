@@ -13,8 +13,9 @@ from penstock.planner.contract.rules.rule import BrokenRule
 
 
 def head_rules(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
+    """Where each number of ``d`` is within its range."""
     blocks = d.weights.head_blocks
-    if hardware.gpu is None or blocks < 1 or d.weights.vram.resident_units.head >= blocks:
+    if hardware.gpu is None or d.weights.vram.resident_units.head >= blocks:
         return
     if (block := head_block_bytes(model, blocks)) > head_block_limit(model):
         unit = "an attention or FFN unit" if model.experts else "an FFN unit"
