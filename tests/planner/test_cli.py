@@ -121,6 +121,7 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware.pass_s=1e11", ["hardware.pass_s=100000000000.0", "at most 1e+06"]),
         ("model.layers=10000000000", ["model.layers=10000000000", "at most 10000"]),
         ("out=/proc/plan.yaml", ["out=/proc/plan.yaml", "cannot write"]),
+        ("hardware=null", ["hardware=null", "must be a name"]),
         ("force=3", ["force=3", "keys of its own", "force.policy="]),
         ("hardware.gpu=[1]", ["hardware.gpu=[1]", "keys of its own"]),
         ("out=", ["out=.", "it is a directory", "out=plan.yaml"]),

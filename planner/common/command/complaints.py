@@ -27,6 +27,8 @@ def explain(error: BaseException, keys: Mapping[str, Key], overrides: Sequence[s
         return _unparsable(error, keys)
     if isinstance(error, AssertionError) and "NoneType" in str(error):
         return _in_null_section(keys, overrides)
+    if isinstance(error, ValueError) and "Config group override" in str(error):
+        return _nameless_group(overrides)
     if not isinstance(error, HydraException | OmegaConfBaseException):
         return None
     chain: list[BaseException] = [error]
@@ -46,6 +48,12 @@ def _in_null_section(keys: Mapping[str, Key], overrides: Sequence[str]) -> UserE
             group = key.within.partition(".")[0]
             return UserError(f"{override}: {key.within} is null in this {group}; choose another {group}=")
     return None
+
+
+def _nameless_group(overrides: Sequence[str]) -> UserError:
+    """Hydra wants text as the name of a group's file."""
+    nameless = next((o for o in reversed(overrides) if o.partition("=")[2] in ("null", "~", "None", "true", "false")), "null")
+    return UserError(f"{nameless}: must be a name; choose one, or leave it out")
 
 
 def _unparsable(error: BaseException, keys: Mapping[str, Key]) -> UserError:
