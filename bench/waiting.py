@@ -1,7 +1,7 @@
 """What waits for a card: the commands of bench/waiting.yaml, most needed first, as many as the minutes hold.
 
     python bench/waiting.py list=true
-    python bench/waiting.py work=/dev/shm/penstock disk=/data/penstock out=results minutes=9 [names=gpt_oss,serve_rows] [cards=2]
+    python bench/waiting.py work=/dev/shm/penstock disk=/data/penstock out=results minutes=9 [names=gpt_oss,routed] [cards=2]
 
 A machine with a card is often there for minutes. So a command is begun only where its seconds are left, what wants more cards than are
 here is passed over, and the next call goes on behind what `out` says was done. A command ends at the latest when the minutes are over.

@@ -95,9 +95,15 @@ class WordWays:
 
     def __init__(self, rank: int, places: HopPlaces, words: int, memory: torch.Tensor, flags: Flags):
         self.rank, self._places, self._words, self._memory, self.flags = rank, places, words, memory, flags
-        self.before = WordHop(self, (rank - 1) % places.count)
-        self.behind = WordHop(self, (rank + 1) % places.count)
         self.received = self.received_bytes = self.sent_bytes = 0
+
+    def before(self, peer: int) -> WordHop:
+        """From ``peer``, which has a layer before one of ours."""
+        return WordHop(self, peer)
+
+    def behind(self, peer: int) -> WordHop:
+        """To ``peer``, which has a layer behind one of ours."""
+        return WordHop(self, peer)
 
     def of(self, peer: int) -> WordHop:
         """To and from any rank."""

@@ -87,13 +87,13 @@ def test_what_comes_is_what_was_sent_in_its_order_however_fast_either_side_is(pa
     def send() -> None:
         here.rank = 0
         for number in range(20):
-            ways[0].behind.send(torch.full((3, 4), float(number)))
+            ways[0].behind(1).send(torch.full((3, 4), float(number)))
 
     def receive() -> None:
         here.rank = 1
         for _ in range(20):
             into = torch.empty(3, 4)
-            ways[1].before.receive(into)
+            ways[1].before(0).receive(into)
             assert len(set(into.flatten().tolist())) == 1, "it was written over while it was read"
             found.append(float(into[0, 0]))
 
@@ -104,7 +104,7 @@ def test_what_comes_is_what_was_sent_in_its_order_however_fast_either_side_is(pa
 
 def test_a_hop_that_has_no_room_is_refused() -> None:
     with pytest.raises(ValueError, match="a hop of 72 bytes, where 64 have a place"):
-        ways_of(2, 64)[0].behind.send(torch.zeros(9, dtype=torch.float64))
+        ways_of(2, 64)[0].behind(1).send(torch.zeros(9, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -113,7 +113,7 @@ def test_a_dealt_model_says_by_words_what_it_says_as_a_whole(count: int, tmp_pat
     checkpoint = save_tiny(tmp_path / "model", layers=5)
     whole = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     vocab, passes = whole.config.vocab_size, [torch.arange(5 * k, 5 * k + 7)[None] for k in range(3)]
-    dealing, ways = Dealing(count, whole.config.num_hidden_layers), ways_of(count, 7 * vocab * 4)
+    dealing, ways = Dealing.even(count, whole.config.num_hidden_layers), ways_of(count, 7 * vocab * 4)
     found: list[torch.Tensor] = []
 
     def rank(number: int) -> Callable[[], None]:
