@@ -114,7 +114,7 @@ class Simulation:
         self._machine = plan.hardware if among is None else among.machine
         self._placement = plan.placement
         self.units = tuple(unit for unit, _ in self._placement.units)
-        self._moved = Moved.of(plan.hardware, plan.model, plan.decisions)
+        self._moved = Moved.of(self._machine, plan.model, plan.decisions)
         self.record = Record(options.keep_spans)
         booked = self.record.booked if options.keep_spans else None
         seat = (among.clock, among.host) if among else ()

@@ -20,28 +20,38 @@ class Routers(Protocol):
 
 
 class DrawnRouters:
-    """Draws experts by recency. A token takes experts at drawn depths in the order of their last use. The odds of the depths are such that
-    the n latest experts hold the share ``Experts.hit_rates[n]``. Prompts are drawn evenly."""
+    """Draws experts by recency. A token takes experts at drawn depths in the order of their last use, of which the n latest hold the
+    share ``Experts.hit_rates[n]``. Prompts are drawn evenly.
+
+    A depth's chance is ``top_k`` times what its slot finds more. Depths in drawn order are as long on a line as their chances, and those
+    at u, u + 1, u + 2 ... are taken, for a u drawn in [0, 1): each by its own chance, none twice (systematic sampling, Madow 1949).
+    """
 
     def __init__(self, experts: Experts, seed: int = 0):
         self._draw, self._top_k = np.random.default_rng(seed), experts.top_k
-        gains = np.maximum(np.diff(np.asarray(experts.hit_rates)), 1e-9)
-        self._odds = np.log(gains)
+        gains = np.maximum(np.diff(np.asarray(experts.hit_rates)), 0.0)
+        self._chances = gains * (self._top_k / gains.sum())
         self._latest = [list(self._draw.permutation(experts.count)) for _ in experts.layers]
 
     def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing:
-        latest, count = self._latest[place], len(self._odds)
+        latest, count = self._latest[place], len(self._chances)
         rows = sequences * tokens
         if prompt:
             return Routing(np.argsort(self._draw.random((rows, count)), axis=1)[:, : self._top_k], tokens > 1)
         chosen = np.empty((rows, self._top_k), np.intp)
         for row in range(rows):
-            depths = np.argsort(-(self._odds + self._draw.gumbel(size=count)))[: self._top_k]
-            chosen[row] = [latest[depth] for depth in depths]
+            chosen[row] = [latest[depth] for depth in self._depths()]
         for expert in dict.fromkeys(chosen.ravel().tolist()):
             latest.remove(expert)
             latest.insert(0, expert)
         return Routing(chosen, False)
+
+    def _depths(self) -> np.ndarray:
+        """[top_k], all different."""
+        order = self._draw.permutation(len(self._chances))
+        ends = np.cumsum(self._chances[order])
+        at = np.searchsorted(ends, self._draw.random() + np.arange(self._top_k), side="right")
+        return self._draw.permutation(order[np.minimum(at, len(order) - 1)])
 
 
 class RecordedRouters:

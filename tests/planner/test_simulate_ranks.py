@@ -11,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, SSD
+from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.simulate.act import Options
 from penstock.planner.simulate.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
+from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
@@ -49,6 +52,41 @@ def test_a_plan_of_ranks_takes_as_long_as_its_lanes_and_hops(count, hardware, wh
     assert copied == pytest.approx(promised.h2d_bytes_per_token, rel=0.02)
     every = RanksSimulation(plan, Options(skip=False)).run() if count < 4 else acted
     assert [one.total_ns for one in every] == [one.total_ns for one in acted], "passes that come again are counted as they are"
+
+
+EXPERTS = {
+    "two cards": (2, 8 * GB, 84 * MB, 8, 352 * MB, 0.06),
+    "four cards": (4, 8 * GB, 84 * MB, 8, 352 * MB, 0.1),
+    "many experts": (4, 4 * GB, 84 * MB, 64, 25 * MB, 0.06),
+}
+"""Ranks, VRAM, bytes of attention, experts and bytes of each; by how much simulated steps may be off. The mix misses up to a seventh more of experts that are drawn by
+recency than of a trained model's, whose hits the prediction counts by."""
+
+
+@pytest.mark.parametrize(("count", "vram", "attn", "experts", "size", "off"), EXPERTS.values(), ids=EXPERTS)
+def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count, vram, attn, experts, size, off) -> None:
+    whole = model(layers=16, attn=attn, ffn=experts * size, experts=experts)
+    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(requests=2, new_tokens=128), ranks=count))
+    acted = RanksSimulation(plan, Options()).run()
+    steps = acted[0].record.step_ns
+    assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=off)
+    misses = [one.experts["vram"].misses for one in acted]
+    assert len(set(misses)) > 1, "each rank's routers choose for themselves"
+
+
+@pytest.mark.parametrize(("count", "top_k"), [(8, 2), (32, 4)])
+def test_drawn_experts_are_found_as_often_as_the_curve_says(count: int, top_k: int) -> None:
+    experts = Experts(count, top_k, MB, (0,), default_hit_rates(count, top_k))
+    routers, latest, depths, steps = DrawnRouters(experts, 3), [], [], 4000
+    for _ in range(steps):
+        chosen = routers.next(0, 1, 1, False).chosen[0].tolist()
+        assert len(set(chosen)) == top_k
+        depths += [latest.index(expert) for expert in chosen if expert in latest]
+        latest = [*dict.fromkeys((*reversed(chosen), *latest))]
+        assert set(latest[:top_k]) == set(chosen)
+    for slots in (count // 4, count // 2, count - 1):
+        found = sum(depth < slots for depth in depths) / steps / top_k
+        assert found == pytest.approx(experts.hit_rates[slots], abs=0.02)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())

@@ -12,6 +12,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.act import Among, Options, Simulation, Wait
 from penstock.planner.simulate.lanes import Clock, Work, ns
+from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 
 LAST, LOGITS = "last", "logits"
@@ -35,7 +36,9 @@ class RankPlay:
         self._dealing = plan.dealing
         ranks_a_host = plan.ranks.count // plan.hardware.hosts
         among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware))
-        self.sim = Simulation(self.plan, options, among=among)
+        experts = self.plan.model.experts
+        routers = DrawnRouters(experts, number) if experts else None
+        self.sim = Simulation(self.plan, options, routers=routers, among=among)
 
     def passes(self, batch: int) -> list[tuple[int, PartedPass]]:
         """So many equal ones at a time, for ``batch`` sequences."""
