@@ -59,8 +59,8 @@ EXPERTS = {
     "four cards": (4, 8 * GB, 84 * MB, 8, 352 * MB, 0.1),
     "many experts": (4, 4 * GB, 84 * MB, 64, 25 * MB, 0.06),
 }
-"""Ranks, VRAM, bytes of attention, experts and bytes of each; by how much simulated steps may be off. The mix misses up to a seventh more of experts that are drawn by
-recency than of a trained model's, whose hits the prediction counts by."""
+"""Ranks, VRAM, bytes of attention, experts and bytes of each; by how much simulated steps may be off. The mix misses up to a
+seventh more of experts that are drawn by recency than the curve says by which a prediction counts."""
 
 
 @pytest.mark.parametrize(("count", "vram", "attn", "experts", "size", "off"), EXPERTS.values(), ids=EXPERTS)
