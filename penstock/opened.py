@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import uncollected, uninterrupted
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.plan.plan import Plan
-from penstock.plans import Value, load_plan, typed
+from penstock.plans import Value, load_plan, path_text, typed
 from penstock.runtime.asked.order import capacity_tokens, check_fit
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.requests import Asked
@@ -81,10 +81,10 @@ def open_model(
     seconds. One open model a process and card: torch's allocator is held to the plan's budget. Raises UserError where plan, checkpoint
     and machine do not fit together, before anything is loaded.
     """
-    name = "(given)" if isinstance(plan, Plan) else os.fspath(plan)
+    name = "(given)" if isinstance(plan, Plan) else path_text("plan", plan)
     given: dict[str, Value] = {"plan": name}
     if checkpoint is not None:
-        given["checkpoint"] = os.fspath(checkpoint)
+        given["checkpoint"] = path_text("checkpoint", checkpoint)
     words = typed(keys, overrides)
     for word in words:
         key = word.partition("=")[0].lstrip("+~ ").rstrip()
@@ -224,7 +224,7 @@ class Model:
         return Sampler(sampling_of(keys, self._vocabulary.generation), self._session.device)
 
     def _groups(self, prompts: Sequence[Prompt], max_new_tokens: int | None) -> Iterator[Batch]:
-        if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int):
+        if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not prompts or isinstance(prompts[0], int):
             raise UserError(f"prompts={prompts!r}: must be a list of texts or of lists of token ids; put one prompt into a list")
         size = self.plan.decisions.batch
         for first in range(0, len(prompts), size):
@@ -234,6 +234,8 @@ class Model:
         """``prompts``, of which the first is number ``first``, as a batch that fits."""
         from penstock.runtime.asked.prompts import ids_of
 
+        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
+            raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, 1 or more; None takes the plan's")
         asked = [Asked(f"prompt {k}", p if isinstance(p, str) else self._ids(p, k), 1) for k, p in enumerate(prompts, first)]
         ids = ids_of(asked, self._vocabulary)
         longest = max(map(len, ids))
@@ -247,6 +249,8 @@ class Model:
         return _batch(self.plan, self._vocabulary, ids, new_tokens)
 
     def _ids(self, prompt: Sequence[int], number: int) -> tuple[int, ...]:
+        if not isinstance(prompt, Iterable):
+            raise UserError(f"prompt {number} is {prompt!r}: must be a text or a list of token ids; give one")
         vocab, ids = self.plan.model.vocab, tuple(prompt)
         wrong = next((token for token in ids if type(token) is not int or not 0 <= token < vocab), None)
         if wrong is not None or not ids:
@@ -256,7 +260,7 @@ class Model:
 
     def _generating(self, batch: Batch, sampler: Sampler, stop: Sequence[str]) -> Generator[Generation, None, None]:
         """What ``batch`` has become after each pass that chose tokens; it takes the place of a stream that goes on."""
-        if isinstance(stop, str) or "" in stop:
+        if isinstance(stop, str) or not isinstance(stop, Collection) or not all(isinstance(text, str) and text for text in stop):
             raise UserError(f"stop={stop!r}: must be a list of texts that are not empty; leave it out, or give such")
         self._leave()
 

@@ -47,20 +47,27 @@ def solve(
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a file that `planner solve` wrote, edited by hand or not. Raises UserError where it cannot be read or breaks a rule."""
-    return read_plan(Path(path).expanduser())
+    return read_plan(Path(path_text("plan", path)).expanduser())
 
 
 def typed(keys: Mapping[str, Value], overrides: Sequence[str] = ()) -> list[str]:
     """``keys`` as they are typed on a command line, and ``overrides`` after them."""
-    if isinstance(overrides, str):
-        raise UserError(f"overrides={overrides!r}: one text; give a list of them")
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise UserError(f"overrides={overrides!r}: must be a list of texts, such as ['workload.batch=4']; give one")
     return [*(f"{key}={_text(key, value)}" for key, value in keys.items()), *overrides]
+
+
+def path_text(key: str, path: str | os.PathLike[str]) -> str:
+    """``path`` as text. UserError naming ``key`` where it is empty, or no path at all."""
+    if not isinstance(path, str | os.PathLike) or not (text := os.fspath(path)):
+        raise UserError(f"{key}={path!r}: must be a path, as text or of pathlib; give one")
+    return text
 
 
 def _model(model: str | os.PathLike[str] | None) -> dict[str, str | None]:
     if model is None or (isinstance(model, str) and _is_preset(model)):
         return {"model": model}
-    return {"model": "hf", "model.checkpoint": os.fspath(model)}
+    return {"model": "hf", "model.checkpoint": path_text("model", model)}
 
 
 def _is_preset(text: str) -> bool:

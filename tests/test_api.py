@@ -92,7 +92,10 @@ def test_a_plan_file_is_loaded(checkpoint: Path, tmp_path: Path) -> None:
         ({"hardware": "local"}, "hardware=local: this machine has no measured profile .*planner probe"),
         ({"vram": "6 parrots"}, "hardware.vram_bytes=6 parrots: must be"),
         ({"overrides": ["nonsense"]}, "nonsense: expected key=value"),
-        ({"overrides": "workload.batch=4"}, "one text; give a list"),
+        ({"overrides": "workload.batch=4"}, "must be a list of texts"),
+        ({"overrides": [3]}, "must be a list of texts"),
+        ({"model": 3}, "model=3: must be a path"),
+        ({"model": ""}, "model='': must be a path"),
         ({"workload.batch": -1}, "workload.batch"),
         ({"dram": "1GiB"}, "no plan fits: DRAM is short by"),
         ({"model": "no/such/directory"}, "no/such/directory"),
@@ -213,13 +216,26 @@ def test_what_cannot_be_asked_is_one_line(checkpoint: Path) -> None:
             (lambda: model.stream([5], room), f"max_new_tokens={room}: the plan holds KV for {room} together"),
             (lambda: model.stream([5], temperature=-1), "temperature=-1"),
             (lambda: model.stream([5], stop="x"), "stop="),
+            (lambda: model.stream([5], stop=3), "stop=3: must be a list"),  # type: ignore[arg-type]
+            (lambda: model.stream(3), "prompt 0 is 3: must be a text or a list"),  # type: ignore[arg-type]
+            (lambda: model.generate(3), "prompts=3: must be a list"),  # type: ignore[arg-type]
+            (lambda: model.stream([5], 1.5), "max_new_tokens=1.5: must be a whole number"),  # type: ignore[arg-type]
+            (lambda: model.stream([5], -3), "max_new_tokens=-3: must be a whole number, 1 or more"),
         ]:
             with pytest.raises(penstock.UserError, match=said):
                 asked()
         assert len(model.generate([[5] * (room - 3)])[0].tokens) == 3
-    for keys, said in [({"prompt": "hello"}, "prompt=hello: a model is opened by"), ({"kv.foo": 1}, "kv.foo"), ({"checkpoint": "x"}, "x")]:
+    for keys, said in [
+        ({"prompt": "hello"}, "prompt=hello: a model is opened by"),
+        ({"kv.foo": 1}, "kv.foo"),
+        ({"checkpoint": "x"}, "x"),
+        ({"checkpoint": ""}, "checkpoint='': "),
+    ]:
         with pytest.raises(penstock.UserError, match=said):
             penstock.open(plan, **keys)
+    for nothing in (None, 3, ""):
+        with pytest.raises(penstock.UserError, match="plan=.*must be a path"):
+            penstock.load_plan(nothing)  # type: ignore[arg-type]
 
 
 def test_a_model_that_cannot_be_opened_leaves_nothing_open(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

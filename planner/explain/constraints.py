@@ -11,7 +11,7 @@ from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
-from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
 from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
@@ -76,6 +76,8 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
             note = {Grip.binds: "the slowest", Grip.needed: "the slowest next", Grip.slack: "hidden behind others"}[grip]
             if (phase, stage) == ("decode", computing_of(plan.hardware)) and launches_bind(plan):
                 note += ", launching kernels"
+            elif (phase, stage) == ("decode", computing_of(plan.hardware)) and (pieces_s := launched_pieces_s(plan)):
+                note += f", {show_seconds(pieces_s)} of it launching behind routers"
             yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {note}")
         fixed_s = plan.passes_s[phase]
         waited_s = phase_s - first_s - slowest_s - fixed_s
@@ -95,6 +97,14 @@ def launches_bind(plan: Plan) -> bool:
         return False
     launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
     return launched_s >= NEARLY * plan.prediction.decode_stages[computing_of(plan.hardware)]
+
+
+def launched_pieces_s(plan: Plan) -> float:
+    """Seconds of a decode step's computing in which the card waits for the host, which launches a piece behind each router; 0 where the
+    step is one launch, or launched kernel by kernel."""
+    if plan.hardware.gpu is None or not is_recorded(plan.hardware, plan.placement, plan.decisions.kv):
+        return 0.0
+    return pieces_issue_s(plan.hardware, plan.model, plan.decisions.batch)
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

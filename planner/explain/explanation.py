@@ -13,7 +13,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import launched_because
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import broken_in
-from penstock.planner.explain.constraints import Constraint, constraints, launches_bind
+from penstock.planner.explain.constraints import Constraint, constraints, launched_pieces_s, launches_bind
 from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
 from penstock.planner.explain.one_more import OneMore, one_more
@@ -137,15 +137,27 @@ def advice(explanation: Explanation) -> tuple[str, ...]:
         said = [f"Nothing: none of these makes the best plan faster by more than {NOTICEABLE:.2%}: {names}."]
         return (*said, *_launched(e.plan), *free)
     others = ", ".join(f"{p.offer.name} gains {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in bought)
-    return (f"{best.offer.name} {_gain_text(best)}.", *([f"{others[:1].upper()}{others[1:]}."] if others else []), *free)
+    return (
+        f"{best.offer.name} {_gain_text(best)}.",
+        *([f"{others[:1].upper()}{others[1:]}."] if others else []),
+        *_launched(e.plan),
+        *free,
+    )
 
 
 def _launched(plan: Plan) -> Iterator[str]:
-    """That a step waits for launches, and why it is launched kernel by kernel."""
+    """That a step waits for launches, and why it is launched kernel by kernel, or in pieces."""
     if launches_bind(plan):
         kv = plan.decisions.kv
         why = launched_because(plan.placement, kv.pages - kv.vram_pages) or "there is no Triton here, or none was probed"
         yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
+    pieces_s, step_s = launched_pieces_s(plan), plan.prediction.decode_s_per_token
+    if plan.model.experts and pieces_s > NOTICEABLE * step_s:
+        pieces = len(plan.model.experts.layers)
+        yield (
+            f"Decode waits {show_seconds(pieces_s)} of {show_seconds(step_s)} for the host to launch {pieces} pieces"
+            " (hardware.layer_launch_s): a step is recorded up to each layer's router, whose choice the host reads back."
+        )
 
 
 def step_text(margin: Margin) -> str:

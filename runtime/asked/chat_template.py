@@ -10,6 +10,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.asked.run_schema import check_template
 
 Message = Mapping[str, Any]
 """``role`` and ``content``, and what else a template reads."""
@@ -41,6 +42,7 @@ class ChatTemplate:
 
 def find_template(tokenizer: PreTrainedTokenizerBase | None, wanted: Any) -> ChatTemplate | None:
     """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none."""
+    check_template(wanted)
     if wanted is False or tokenizer is None or not getattr(tokenizer, "chat_template", None):
         return None
     return ChatTemplate(tokenizer, wanted if isinstance(wanted, Mapping) else {})

@@ -211,10 +211,12 @@ def capacity_tokens(plan: Plan) -> int:
 def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     """Of requests that do not say how many."""
     tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, capacity_tokens(plan)
-    if not 1 <= tokens < capacity:
+    if tokens < 1:
+        raise UserError(f"max_new_tokens={tokens}: must be 1 or more, at most {capacity - 1} by this plan; set it so")
+    if tokens >= capacity:
         raise UserError(
             f"max_new_tokens={tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
-            f"solve again with workload.new_tokens={max(1, tokens)}"
+            f"solve again with workload.new_tokens={tokens}"
         )
     return tokens
 

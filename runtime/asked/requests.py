@@ -143,9 +143,11 @@ class _Line:
         value = self._found.get("max_new_tokens", usual)
         if type(value) is not int:
             self._refuse(f"max_new_tokens is {_show(value)}, not a whole number", f"give 1 to {capacity_tokens - 1}")
-        if not 1 <= value < capacity_tokens:
+        if value < 1:
+            self._refuse(f"max_new_tokens={_show(value)}", f"give 1 to {capacity_tokens - 1}")
+        if value >= capacity_tokens:
             held = f"the plan holds KV for {capacity_tokens} tokens a sequence, so 1 to {capacity_tokens - 1} are allowed"
-            self._refuse(f"max_new_tokens={_show(value)}", f"{held}; solve again with workload.new_tokens={max(1, value)}")
+            self._refuse(f"max_new_tokens={_show(value)}", f"{held}; solve again with workload.new_tokens={value}")
         return value
 
     def _once(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.runtime.asked.sampling_keys import SamplingKeys
@@ -310,3 +311,11 @@ class SynthConfig(Closing):
     """Of the random weights."""
     shard_bytes: int = 2147483648
     """Bytes of one safetensors file, at most (a tensor is never split)."""
+
+
+def check_template(wanted: Any) -> None:
+    """UserError where ``template=`` is neither true, false nor options."""
+    if wanted is not None and not isinstance(wanted, bool | dict):
+        raise UserError(
+            f"template={wanted}: must be false, which is raw text, or options such as template.enable_thinking=false; set it so"
+        )

@@ -18,7 +18,7 @@ from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
-from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.asked.run_schema import RunConfig, check_template
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.serve_process import serve
 from penstock.runtime.serve.serve_schema import Auth, ServeConfig
@@ -37,6 +37,7 @@ def serve_verb(cfg: ServeConfig) -> None:
         raise UserError(f"runtime serve needs {', '.join(absent)}, which is not installed; pip install penstock[serve]")
     cfg.limits.check()
     check_address(cfg)
+    check_template(cfg.template)
     if not 0 <= cfg.drain_s < 86400:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
     if cfg.hang_s is not None and not QUIET_S < cfg.hang_s < 86400:

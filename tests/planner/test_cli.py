@@ -124,7 +124,10 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware=null", ["hardware=null", "must be a name"]),
         ("force=3", ["force=3", "keys of its own", "force.policy="]),
         ("hardware.gpu=[1]", ["hardware.gpu=[1]", "keys of its own"]),
-        ("out=", ["out=.", "it is a directory", "out=plan.yaml"]),
+        ("out=", ["out=: is empty", "leave the key out"]),
+        ("hardware.host.products.FP9=[[1,2]]", ["hardware.host.products.FP9: no such format", "INT4-...", "did you mean FP8"]),
+        ("hardware.host.products.INT4=[[1,2]]", ["choose of INT4-row, INT4-32, INT4-64, INT4-128, INT4-row-asym"]),
+        ("ranks=0", ["ranks=0: must be 1 or more"]),
         ("out=/", ["out=/", "it is a directory", "out=plan.yaml"]),
     ],
 )

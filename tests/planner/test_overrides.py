@@ -25,6 +25,7 @@ class Inner:
 class Schema:
     path: str = ""
     maybe: str | None = None
+    out: str = "plan.yaml"
     words: list[str] = field(default_factory=list)
     prompt: str = field(default="", metadata={"literal": True})
     count: int = 0
@@ -45,7 +46,7 @@ def test_any_prompt_survives_quoting(text: str) -> None:
     assert OmegaConf.create({"prompt": value}).prompt == text
 
 
-@pytest.mark.parametrize("text", ["a b", "a=b", "it's", '"half', "[x", "{y}", "x,y", "#", "a\\", "a\\'", "tab\there", "(z)", ""])
+@pytest.mark.parametrize("text", ["a b", "a=b", "it's", '"half', "[x", "{y}", "x,y", "#", "a\\", "a\\'", "tab\there", "(z)"])
 def test_a_path_means_itself(text: str) -> None:
     assert value_of(normalise(f"path={text}", grammar())) == text
 
@@ -77,6 +78,12 @@ def test_commas_in_text_sweep_only_in_a_multirun() -> None:
 
 def test_a_plus_before_a_known_key_is_ignored() -> None:
     assert normalise("+count=3", grammar()) == normalise("count=3", grammar()) == normalise("++count=3", grammar())
+
+
+@pytest.mark.parametrize("empty", ["", "''", '""', " "])
+def test_a_path_that_is_empty_is_refused(empty: str) -> None:
+    with pytest.raises(UserError, match="^out=: is empty; give text, or leave the key out$"):
+        normalise(f"out={empty}", grammar())
 
 
 def test_a_dictionary_takes_new_entries() -> None:

@@ -186,7 +186,11 @@ def edited(plan: Plan, path: Path, old: str, new: str) -> Path:
         ("kind: ffn, layers: 0-5", "kind: ffn, layers: 0-4", "model.units: no row of kind ffn for layer 5 of 6"),
         ("kind: ffn, layers: 0-5", "kind: ffn, layers: all", "model.units.1..layers=all: must be numbers and spans within 0 to 5"),
         ("kind: ffn, layers", "kind: fnn, layers", "model.units.1..kind=fnn: must be one of .*did you mean ffn"),
-        ("format: BF16", "format: FB16", "model.units.0..format=FB16: must be one of BF16, F16, F32"),
+        (
+            "format: BF16",
+            "format: FB16",
+            "model.units.0..format=FB16: no such format of weights; choose of BF16, F16, F32, FP8-..., .*; did you mean F16",
+        ),
         ("kind: norm", "layers: 0-5, kind: norm", "norm belongs to no layer"),
         ("elements: ", "elements: -", "allowed: 1 or more"),
         ("kind: head", "kind: norm", "stands in two rows"),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks, place
@@ -18,9 +19,10 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.constraints import constraints
 from penstock.planner.explain.explanation import _launched
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import search, solve
@@ -92,6 +94,18 @@ def test_who_waits_for_launches_is_told_why_steps_are_not_recorded():
     decisions, _ = decided(recording(machine()), model(), work())
     recorded = Plan(recording(machine()), model(), work(), decisions, predict(recording(machine()), model(), work(), decisions))
     assert not list(_launched(recorded))
+
+
+def test_who_waits_for_a_step_in_pieces_is_told_how_long():
+    hardware, m = recording(machine()), model(8, experts=4)
+    decisions, is_one = decided(hardware, m, work())
+    plan = Plan(hardware, m, work(), decisions, predict(hardware, m, work(), decisions))
+    waits_s = pieces_issue_s(hardware, m, decisions.batch)
+    assert is_one and waits_s > 0
+    (said,) = _launched(plan)
+    assert f"waits {show_seconds(waits_s)} of {show_seconds(plan.prediction.decode_s_per_token)}" in said and "8 pieces" in said
+    assert any(c.note.endswith(f"{show_seconds(waits_s)} of it launching behind routers") for c in constraints(plan, ()))
+    assert not list(_launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
 
 
 def test_a_simulation_computes_recorded_steps_as_predicted():

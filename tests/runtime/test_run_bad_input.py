@@ -21,8 +21,9 @@ SHARD = "model.safetensors"
     [
         ({"batch": 2}, "batch=2.*for 1 to 1.*workload.batch=2"),
         ({"batch": 0}, "batch=0.*1 to 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0.*1 to 1023 are allowed"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0: must be 1 or more, at most 1023"),
         ({"max_new_tokens": 1024}, "max_new_tokens=1024.*1 to 1023 are allowed"),
+        ({"template": "maybe"}, "template=maybe: must be false.*or options"),
         ({"prompt_tokens": 0}, "prompt_tokens=0.*1 or more"),
         ({"temperature": -1.0}, "temperature=-1.0.*0 .greedy. or more"),
         ({"temperature": float("nan")}, "temperature=nan"),

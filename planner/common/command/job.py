@@ -28,6 +28,7 @@ from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.origins import BY_HAND
+from penstock.planner.common.outside.bounds import check_own_bounds
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.strictly import check_types
 
@@ -209,6 +210,7 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
             raise UserError(f"{_choose(group, call)}, or set {call.verb.instead}=")
     config = config if is_dataclass(config) else call.verb.schema(**config)
     check_types(config)
+    check_own_bounds(config)
     return config
 
 

@@ -128,6 +128,8 @@ def _size(key: Key, value: str) -> str:
 
 
 def _text(key: Key, value: str) -> str:
+    if key.is_text and not key.literal and key.default != "" and not unquoted(value.strip()):
+        raise UserError(f"{key.path}=: is empty; give {key.allowed}, or leave the key out")
     if _QUOTED.match(value) or (value == "null" and key.optional and not key.literal):
         return value
     return quote(value, key.literal)

@@ -50,12 +50,18 @@ MOST_ELEMENTS = 2**56
 
 def check_bounds(value: Any, where: str) -> None:
     """UserError for the first field of the dataclass ``value``, or of one inside, whose number is not within its ``Bounds``."""
-    hints = get_type_hints(type(value), include_extras=True)
+    check_own_bounds(value, f"{where}.")
     for field in dataclasses.fields(value):
         one = getattr(value, field.name)
         if dataclasses.is_dataclass(one):
             check_bounds(one, f"{where}.{field.name}")
-            continue
+
+
+def check_own_bounds(value: Any, where: str = "") -> None:
+    """The same of ``value``'s own numbers alone; ``where`` stands before their names."""
+    hints = get_type_hints(type(value), include_extras=True)
+    for field in dataclasses.fields(value):
+        one = getattr(value, field.name)
         bounds = next((note for note in getattr(hints[field.name], "__metadata__", ()) if isinstance(note, Bounds)), None)
         if bounds is not None and one is not None and (flaw := bounds.flaw(one)):
-            raise UserError(f"{where}.{field.name}={one}: {flaw}")
+            raise UserError(f"{where}{field.name}={one}: {flaw}")

@@ -21,7 +21,7 @@ from penstock.planner.contract.config.config_schema import (
 )
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
-from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, no_such_format
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import GLOO, Links
@@ -239,7 +239,7 @@ def _host_mapping(host: HostRates) -> dict[str, Any]:
 def _known_formats(key: str, names: Iterable[str]) -> None:
     for name in names:
         if name not in KNOWN_FORMATS:
-            raise UserError(f"{key}.{name}: no such format; choose of {', '.join(KNOWN_FORMATS)}{nearest(name, KNOWN_FORMATS)}")
+            raise no_such_format(f"{key}.{name}", name)
 
 
 def _by_format(key: str, rates: Mapping[str, float]) -> dict[str, float]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from penstock.planner.common.errors import UserError, nearest
+
 
 class Dtype(StrEnum):
     """What a model computes in, or holds its KV in, by torch's name."""
@@ -126,6 +128,16 @@ QUANTISED: Mapping[str, Format] = _named(
 
 KNOWN_FORMATS: Mapping[str, Format] = MappingProxyType({**FORMATS, **QUANTISED})
 """Formats that a unit of a plan may have, by name."""
+
+
+def no_such_format(where: str, name: object) -> UserError:
+    """The error of ``where``, a key naming the format ``name``, which there is not: the variants of its family, else all families."""
+    families: dict[str, list[str]] = {}
+    for known in KNOWN_FORMATS:
+        families.setdefault(known.split("-")[0], []).append(known)
+    variants = families.get(str(name).split("-")[0].upper())
+    allowed = variants or [first if known == [first] else f"{first}-..." for first, known in families.items()]
+    return UserError(f"{where}: no such format of weights; choose of {', '.join(allowed)}{nearest(str(name), variants or KNOWN_FORMATS)}")
 
 
 def plain_format(dtype: Dtype) -> Format:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_ELEMENTS, MOST_EXPERTS, MOST_LAYERS, check_bounds
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.experts.expert_hits import flaw
-from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, no_such_format
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import PER_LAYER, UnitKind, UnitSpec
 
@@ -111,7 +111,7 @@ def _units(rows: Any, layers: int) -> tuple[UnitSpec, ...]:
         text = {"layers": str(given["layers"])} if isinstance(given, Mapping) and given.get("layers") is not None else {}
         row = build(UnitRow, {**given, **text} if isinstance(given, Mapping) else given, where)
         if row.format not in KNOWN_FORMATS:
-            raise UserError(f"{where}.format={row.format}: must be one of {', '.join(KNOWN_FORMATS)}{nearest(row.format, KNOWN_FORMATS)}")
+            raise no_such_format(f"{where}.format={row.format}", row.format)
         least = 0 if row.kind is UnitKind.attn else 1
         if min(row.stored_bytes, row.elements) < least or row.count < 1:
             raise UserError(f"{where}: stored_bytes={row.stored_bytes}, elements={row.elements}, count={row.count}; allowed: 1 or more")
