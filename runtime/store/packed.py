@@ -24,7 +24,7 @@ class PackedStore:
 
     directory: Path
     manifest: Manifest
-    _units: Mapping[str, UnitLayout]
+    _units: Mapping[Unit, UnitLayout]
     _others: Mapping[str, UnitLayout]
 
     @classmethod
@@ -34,19 +34,19 @@ class PackedStore:
         manifest = read_manifest(directory)
         sections = {s.name: s for s in (*manifest.units, *manifest.others)}
         slots = model_slots(model)
-        others = list(slots.others)
+        others, found = list(slots.others), {unit: sections.get(str(slots.whole(unit))) for unit in slots.units}
         for unit, group in slots.units.items():
             loose = [slot for slot in group if slot.part is None and slot.full_name in sections]
-            _match(directory, str(unit), sections.get(str(unit)), [slot for slot in group if slot not in loose])
+            _match(directory, str(slots.whole(unit)), found[unit], [slot for slot in group if slot not in loose])
             others += [replace(slot, name=slot.full_name) for slot in loose]
         for slot in others:
             _match(directory, slot.name, sections.get(slot.name), (slot,), CAST)
         weights = manifest.weights_path(directory)
-        check_escapes(weights, ((sections[str(unit)], group) for unit, group in slots.units.items()))
+        check_escapes(weights, ((section, slots.units[unit]) for unit, section in found.items() if section))
         return cls(
             directory,
             manifest,
-            {s.name: s.layout(weights) for s in manifest.units},
+            {unit: section.layout(weights) for unit, section in found.items() if section},
             {slot.name: sections[slot.name].layout(weights) for slot in others},
         )
 
@@ -59,7 +59,7 @@ class PackedStore:
         return ()
 
     def unit(self, unit: Unit) -> UnitLayout:
-        return self._units[str(unit)]
+        return self._units[unit]
 
     def others(self) -> Mapping[str, UnitLayout]:
         return self._others

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -62,6 +62,12 @@ class ModelSlots:
     units: Mapping[Unit, tuple[Slot, ...]]
     """In forward order: attention, FFN and routed experts of layer 0, of layer 1, ..."""
     others: tuple[Slot, ...]
+    layers: tuple[int, ...]
+    """Each layer's number in the whole model: of a rank's layers, which are numbered from 0, by their names."""
+
+    def whole(self, unit: Unit) -> Unit:
+        """``unit`` as the whole model numbers it."""
+        return replace(unit, layer=self.layers[unit.layer])
 
     @property
     def all(self) -> tuple[Slot, ...]:
@@ -97,7 +103,7 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
         for name, t in model.state_dict(keep_vars=True).items()
         if name not in taken and name not in tied and name.startswith(of_text)
     )
-    return ModelSlots(units, others)
+    return ModelSlots(units, others, tuple(int(name) for name, _ in layers.named_children()))
 
 
 def _of_text(model: torch.nn.Module) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.ranks.company import EVERY, dealt_plan, opened
 from tests.support import decisions, save_tiny
 
@@ -108,6 +109,17 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
     layers = [report["layers"] for report in reports]
     assert sum(layers) < case.model.get("layers", 6) and len(layers) == (case.dealt if isinstance(case.dealt, int) else len(case.dealt)) - 1
     assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
+
+
+def test_a_packed_store_gives_each_rank_its_own_layers(company: Company, tmp_path: Path) -> None:
+    case, made = Case((1, 3), {"model_type": "mixtral", "layers": 4}), decisions(experts=ExpertSlots(0, 5))
+    checkpoint, packed = save_tiny(tmp_path / "model", **case.model), tmp_path / "packed"
+    pack_checkpoint(checkpoint, packed, None, False, lambda *_: None)
+    with opened(dealt_plan(checkpoint, made, 1), checkpoint, None) as alone:
+        want = generated(alone, case)
+    with opened(dealt_plan(packed, made, case.dealt), packed, company) as session:
+        got = generated(session, case)
+    assert got.tokens == want.tokens and all(map(torch.equal, got.logits, want.logits))
 
 
 def test_a_batch_that_is_left_between_two_passes_leaves_the_next_one_right(company: Company, checkpoint: Path) -> None:
