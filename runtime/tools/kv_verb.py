@@ -17,6 +17,8 @@ from penstock.runtime.tools.runtime_verbs import bar, say
 
 def kv_verb(cfg: KvConfig) -> int:
     """Do ``cfg.action`` and return the exit status: 1 when pages are damaged, else 0. UserError."""
+    if not cfg.dir:
+        raise UserError("dir=: name a directory of KV pages")
     if cfg.namespace is not None and cfg.action is not KvAction.clear:
         raise UserError(f"namespace={cfg.namespace}: `kv {cfg.action}` takes all namespaces; leave it out, or use `kv clear`")
     return _ACTIONS[cfg.action](directory(cfg.dir), cfg)

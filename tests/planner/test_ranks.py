@@ -28,7 +28,7 @@ from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.planner.contract.ranks.rank_chain import Passed, chained_s, hops_of
+from penstock.planner.contract.ranks.rank_chain import Passed, Ring, chained_s, hops_of
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
@@ -180,21 +180,26 @@ def test_layers_of_several_ranks_follow_each_other():
     assert two == pytest.approx(one + 9e-3, rel=0.02), "seven between layers, two behind them"
 
 
-@given(st.integers(1, 6), st.integers(0, 20), st.integers(1, 12), st.floats(0, 3), st.floats(0, 2))
-def test_a_pass_in_parts_takes_what_its_ring_takes(count, more, parts, hop_s, head_s):
-    """Each part of each layer played: it waits for its rank, and for the hop of the same part from the layer before."""
-    layers, layer_s = count + more, 1.0
-    whole = model(layers=layers)
-    part = model_of_rank(whole, Dealing.even(count, layers), 0)
-    machine = host(links=Links(None, hop_s, 0.0))
-    free, here = [0.0] * count, [-hop_s] * parts
-    for layer in range(layers):
-        for number in range(parts):
-            free[layer % count] = max(free[layer % count], here[number] + hop_s) + layer_s / parts
-            here[number] = free[layer % count]
-    own_s = layer_s * part.layers + head_s
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple), st.integers(1, 12), st.floats(0, 3), st.floats(0, 2), st.data())
+def test_a_pass_in_parts_takes_what_its_ring_takes(counts, parts, hop_s, head_s, data):
+    """Each part of each layer played: it waits for its rank, and for the hop of the same part from the layer before on another rank."""
+    dealing, layer_s = Dealing(counts), data.draw(st.lists(st.floats(0.5, 4), min_size=len(counts), max_size=len(counts)))
+
+    def played(layer_s: list[float]) -> float:
+        free, here, before = [0.0] * len(counts), [0.0] * parts, 0
+        for owner in dealing.owners:
+            for number in range(parts):
+                free[owner] = max(free[owner], here[number] + hop_s * (owner != before)) + layer_s[owner] / parts
+                here[number] = free[owner]
+            before = owner
+        return here[-1]
+
+    assert Ring(layer_s, parts, hop_s, 0.0).through(dealing.owners) == pytest.approx(played(layer_s))
+    part = model_of_rank(model(layers=dealing.layers), dealing, 0)
+    machine, own_s = host(links=Links(None, hop_s, 0.0)), part.layers + head_s
     found = chained_s(machine, part, Passed(64, 3, parts, 3 * head_s), lambda machine: 3 * own_s)
-    assert found == pytest.approx(3 * (max(own_s, here[-1] + 2 * hop_s + head_s) if count > 1 else own_s))
+    whole_s = played([1.0] * len(counts)) + 2 * hop_s + head_s if len(counts) > 1 else own_s
+    assert found == pytest.approx(3 * max(own_s, whole_s))
 
 
 def test_prompts_go_round_in_parts_where_computing_binds():

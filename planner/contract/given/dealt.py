@@ -10,8 +10,8 @@ class Dealt:
     """Which part of a whole model a rank has: :class:`penstock.planner.contract.ranks.dealing.Dealing` says which layers and rows."""
 
     rank: int
-    counts: tuple[int, ...]
-    """Of layers, of each rank."""
+    owners: tuple[int, ...]
+    """The rank of each layer of the whole model, in their order."""
     vocab: int
     """Rows of the whole LM head."""
     tied: bool
@@ -22,9 +22,14 @@ class Dealt:
     @property
     def count(self) -> int:
         """Of ranks."""
-        return len(self.counts)
+        return max(self.owners) + 1
 
     @property
     def layers(self) -> int:
         """Of the whole model."""
-        return sum(self.counts)
+        return len(self.owners)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Of layers, of each rank."""
+        return tuple(map(self.owners.count, range(self.count)))

@@ -23,6 +23,7 @@ from penstock.planner.contract.prices.stages import (
     decode_compute_s,
     earlier_kv,
     kv_fill,
+    last_part_share,
     launched_meanwhile_s,
     lookup_s,
     mixed_compute_s,
@@ -134,7 +135,7 @@ def prefill_phase(
     compute_s = chained_s(
         hardware,
         model,
-        Passed(rows, passes, parts, head_s),
+        Passed(rows, passes, parts, head_s, last_part_share(hardware, model, workload, chunk_tokens, parts, start)),
         lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start),
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))

@@ -61,8 +61,8 @@ class Routed:
     """Share of the missed experts that routers name early enough."""
     copies_s: float = 0.0
     """Of a step, as of a plan that streams nothing but experts."""
-    turns: int = 1
-    """Ranks that the model's layers are dealt to."""
+    turns: float = 1
+    """How many times as long as this rank's layers the whole model's take, one after the other."""
     drive_alone: int = 1
     """Ranks of a host, each of which reads alone while it is its turn: their rates are a share of the drive's."""
     link_alone: float = 1.0
@@ -85,10 +85,10 @@ class Routed:
             issued_s = alone * launched_meanwhile_s(hardware, model, batch) / (u * len(model.experts.layers))
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * hardware.links.held_to
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
-        count, apart = turns(model), alone / math.sqrt(u)
-        each_host = count // hardware.hosts if count > 1 else 1
+        ranks, apart = turns(model), alone / math.sqrt(u)
+        each_host = 1 if model.dealt is None else model.dealt.count // hardware.hosts
         carried = hardware.links.held_to
-        return cls(alone, computed_s, issued_s, apart, exposed, named, count * copies_s, count, each_host, carried)
+        return cls(alone, computed_s, issued_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
 
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""

@@ -235,6 +235,14 @@ def prefill_compute_s(
     return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens)
 
 
+def last_part_share(hardware: HardwareProfile, model: ModelSpec, workload: Workload, chunk_tokens: int, parts: int, start: int) -> float:
+    """What the last of a pass's ``parts`` computes for, of a mean part's seconds: its tokens attend to all before them."""
+    mean, passed = (workload.prompt_tokens + start) / 2, min(chunk_tokens, workload.prompt_tokens - start)
+    product_flops, last = model.flops_per_token - 2 * model.lm_head.elements, mean + passed * (1 - 1 / parts) / 2
+    last_s, mean_s = (_token_s(hardware, product_flops, model.attention_flops(context)) for context in (last, mean))
+    return last_s / mean_s
+
+
 def prefill_issue_s(
     hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
 ) -> float:

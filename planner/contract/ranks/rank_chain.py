@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.ranks.dealing import Dealing
 
 BEHIND_LAYERS = 2
 """Hops of a pass behind its layers: the last hidden state to all ranks, and their rows of logits to the first one."""
@@ -23,6 +24,8 @@ class Passed:
     """Of each pass, one behind the other."""
     head_s: float = 0.0
     """Seconds in which a rank multiplies by its rows of the LM head in all passes, while the others do."""
+    last_part: float = 1.0
+    """Seconds of a pass's last part, of those of a mean one."""
 
 
 def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float) -> tuple[float, float]:
@@ -44,38 +47,65 @@ def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float) -> tuple[f
 def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Callable[[HardwareProfile], float]) -> float:
     """Compute seconds of ``passed`` over the whole model, where ``own_s`` are those of the layers in ``model`` on a machine.
 
-    A rank's J of all L layers take C seconds each for a pass's tokens, and C / m for one of its m parts. The part reaches the next rank
-    after a hop of h more. So N ranks begin a layer each in
+    Each layer takes C seconds for a pass's tokens, C / m for one of its m parts, and a hop to another rank h seconds a part. With a, the
+    layer before, and o, the one before it on its own rank, a layer's first part begins, and its first and last part end, at
 
-        P = max(C, N * (C / m + h))
+        begin = max(first(a) + h, last(o), begin(o) + way)
+        first = begin + C / m
+        last  = max(begin + C, last(a) + h + C / m)
 
-    seconds: a rank begins its next layer when it is through with one, and the first part has gone round. Nor is P less than all parts' time
-    on the slowest way between two ranks. With r the rank of the last layer, a pass takes
+    where ``way`` is all parts' time on the slowest way between two ranks. That is exact for equal parts: by induction part p ends at a
+    convex function of p, so that the first or the last one decides. Where ranks have unlike numbers of layers the last part's own seconds
+    stand for C / m in ``last``; where they have as many, that would add up to 0.2 % to a prompt. Behind the layers come two hops and the
+    LM head. So N ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
-        (J - 1) * P + r * (C / m + h) + C + 2 hops, and the LM head
-
-    which is L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m. A card's kernels are queued while it waits
-    for the others, so only its own launches count there: it takes no less than ``own_s`` with launches. Routed experts
-    are launched when their layer's router has spoken, so of a model that has some all launches count.
+    A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
+    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count.
     """
     alone_s = own_s(hardware)
-    if model.dealt is None:
+    dealt = model.dealt
+    if dealt is None:
         return alone_s
-    device_s = alone_s if hardware.gpu is None or model.dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
-    count, own = model.dealt.count, model.layers
-    # ranks behind the first may have a layer less
-    rounds, last = divmod(model.dealt.layers - 1, count)
+    device_s = alone_s if hardware.gpu is None or dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
     head_s = min(passed.head_s, device_s) / passed.passes
-    layer_s = (device_s / passed.passes - head_s) / own
+    layer_s = (device_s / passed.passes - head_s) / model.layers
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts)
-    part_s = layer_s / passed.parts + between_s
     slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
     wide_s = slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
-    period_s = max(layer_s, count * part_s, wide_s)
-    pass_s = rounds * period_s + last * part_s + layer_s + BEHIND_LAYERS * behind_s + head_s
-    return max(alone_s, passed.passes * pass_s)
+    last_part = 1.0 if Dealing(dealt.counts).is_even else passed.last_part
+    ring = Ring([layer_s] * dealt.count, passed.parts, between_s, wide_s, last_part)
+    return max(alone_s, passed.passes * (ring.through(dealt.owners) + BEHIND_LAYERS * behind_s + head_s))
 
 
-def turns(model: ModelSpec) -> int:
-    """Ranks that compute one after the other in a pass that is not cut into parts."""
-    return 1 if model.dealt is None else model.dealt.count
+@dataclass(frozen=True)
+class Ring:
+    """What the layers of a pass wait for, as :func:`chained_s` has it."""
+
+    layer_s: Sequence[float]
+    """Seconds of one of each rank's layers."""
+    parts: int
+    hop_s: float
+    way_s: float
+    last_part: float = 1.0
+
+    def through(self, owners: Sequence[int]) -> float:
+        """Seconds from the first layer's beginning to the last one's end, where they lie with ``owners``."""
+        free_s = [0.0] * len(self.layer_s)
+        begin_s = first_s = last_s = hop_s = 0.0
+        before = owners[0]
+        for owner in owners:
+            if owner != before:
+                free_s[before], hop_s = max(free_s[before], begin_s + self.way_s), self.hop_s
+            layer_s = self.layer_s[owner]
+            part_s = layer_s / self.parts
+            begin_s = max(first_s + hop_s, free_s[owner])
+            first_s = begin_s + part_s
+            last_s = max(begin_s + layer_s, last_s + hop_s + part_s * self.last_part)
+            free_s[owner], before, hop_s = last_s, owner, 0.0
+        return last_s
+
+
+def turns(model: ModelSpec) -> float:
+    """How many times as long as its own layers all ranks' take that compute one after the other, in a pass that is not cut into parts."""
+    dealt = model.dealt
+    return 1 if dealt is None else dealt.count if Dealing(dealt.counts).is_even else dealt.layers / model.layers
