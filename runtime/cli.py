@@ -150,7 +150,7 @@ PROGRAM = Program(
         ),
         Verb(fetch, FetchConfig, "runtime fetch Qwen/Qwen3-30B-A3B out=qwen3-30b-a3b", words=("name",)),
         Verb(pack, PackConfig, "runtime pack checkpoint=Llama-3.1-8B out=Llama-3.1-8B.packed"),
-        Verb(verify, VerifyConfig, "runtime verify store=Llama-3.1-8B.packed"),
+        Verb(verify, VerifyConfig, "runtime verify Llama-3.1-8B.packed", words=("store",)),
         Verb(kv, KvConfig, "runtime kv list", words=("action",)),
         Verb(synth, SynthConfig, "runtime synth model=llama8b model.layers=4 out=short-llama", used=("model", "model.layers", "out")),
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,15 @@ def write_at_once(path: Path, key: str, write: Callable[[Path], object]) -> None
         raise UserError(f"{key}={path}: cannot be written ({error.strerror}); choose another {key}=") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def takes_files(directory: Path) -> bool:
+    """Whether a file can be made in ``directory``: tried, since permissions alone do not say so of every file system."""
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError:
+        return False
+    return True
 
 
 def write_json(path: Path, key: str, document: Mapping[str, Any]) -> None:

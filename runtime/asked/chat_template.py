@@ -41,11 +41,15 @@ class ChatTemplate:
 
 
 def find_template(tokenizer: PreTrainedTokenizerBase | None, wanted: Any) -> ChatTemplate | None:
-    """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none."""
+    """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none; UserError for
+    options then."""
     check_template(wanted)
-    if wanted is False or tokenizer is None or not getattr(tokenizer, "chat_template", None):
-        return None
-    return ChatTemplate(tokenizer, wanted if isinstance(wanted, Mapping) else {})
+    options = wanted if isinstance(wanted, Mapping) else {}
+    if wanted is not False and tokenizer is not None and getattr(tokenizer, "chat_template", None):
+        return ChatTemplate(tokenizer, options)
+    for name in options:
+        raise UserError(f"template.{name}: the model has no chat template that could read it; leave it out")
+    return None
 
 
 def no_template(directory: Path) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
+from penstock.planner.common.output import takes_files
 from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import kv_page_bytes
@@ -29,6 +30,7 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
     if cfg.read_only and cfg.dir is None:
         raise UserError("kv.read_only=true: there is no directory to read; set kv.dir, or leave it out")
+    _check_bounds(cfg)
     if not is_reused(cfg, plan):
         return
     if plan.decisions.kv.ssd_pages:
@@ -43,13 +45,7 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
         raise UserError(f"kv.dir: a page of {tokens} tokens is {layer_bytes} bytes a layer, a disk needs multiples of {ALIGN}; {remedy}")
     if cfg.dir is None:
         return
-    if cfg.staging_bytes is not None and cfg.staging_bytes < 0:
-        raise UserError(f"kv.staging_bytes={cfg.staging_bytes}: must be 0 or more; raise it")
-    if not 0 <= cfg.flush_s < math.inf:
-        raise UserError(f"kv.flush_s={cfg.flush_s}: must be 0 or more seconds; 0 waits for no page")
     _refuse_too_much(cfg, plan)
-    if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
-        raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
     if cfg.read_only:
         _refuse_unreadable(directory(cfg.dir))
         return
@@ -58,6 +54,18 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     if limit < least:
         raise UserError(f"kv.limit_bytes={limit}: two pages take {least}; raise it")
     _refuse_unwritable(directory(cfg.dir))
+
+
+def _check_bounds(cfg: ReuseConfig) -> None:
+    """UserError for a number that means nothing, also where nothing is kept yet."""
+    for name in ("staging_bytes", "limit_bytes"):
+        value = getattr(cfg, name)
+        if value is not None and value < 0:
+            raise UserError(f"kv.{name}={value}: must be 0 or more; raise it")
+    if not 0 <= cfg.flush_s < math.inf:
+        raise UserError(f"kv.flush_s={cfg.flush_s}: must be 0 or more seconds; 0 waits for no page")
+    if cfg.read_gbps is not None and not 0 < cfg.read_gbps < math.inf:
+        raise UserError(f"kv.read_gbps={cfg.read_gbps}: must be above 0; leave it out to measure it")
 
 
 def _refuse_too_much(cfg: ReuseConfig, plan: Plan) -> None:
@@ -76,7 +84,7 @@ def _refuse_too_much(cfg: ReuseConfig, plan: Plan) -> None:
 def check_scratch(cfg: ReuseConfig, plan: Plan, checkpoint: Path) -> None:
     """UserError where the running batch's KV is to lie on the SSD and the directory for it takes no file."""
     place = files_beside(checkpoint) if cfg.scratch_dir is None else Path(cfg.scratch_dir).expanduser()
-    if plan.decisions.kv.ssd_pages and not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+    if (plan.decisions.kv.ssd_pages or cfg.scratch_dir is not None) and not takes_files(place):
         raise UserError(f"kv.scratch_dir={place}: not a directory that can be written to, for KV on the SSD; name another one")
 
 
@@ -87,5 +95,5 @@ def _refuse_unreadable(place: Path) -> None:
 
 def _refuse_unwritable(wanted: Path) -> None:
     place = next(p for p in (wanted.absolute(), *wanted.absolute().parents) if os.path.lexists(p))
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    if not takes_files(place):
         raise UserError(f"kv.dir={wanted}: {place} is not a directory that can be written to; name another kv.dir=")

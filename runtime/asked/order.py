@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.output import takes_files
 from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
@@ -69,9 +69,11 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     plan, checkpoint = check_fit(cfg, plan or read_plan(Path(cfg.plan).expanduser()))
     if cfg.calibrate:
         check_calibration(plan)
-    if cfg.batch is not None and not 1 <= cfg.batch <= plan.decisions.batch:
-        most = plan.decisions.batch
-        raise UserError(f"batch={cfg.batch}: the plan holds KV for 1 to {most}; solve again with workload.batch={cfg.batch}")
+    most = plan.decisions.batch
+    if cfg.batch is not None and cfg.batch < 1:
+        raise UserError(f"batch={cfg.batch}: must be 1 or more, at most {most} by this plan; set it so")
+    if cfg.batch is not None and cfg.batch > most:
+        raise UserError(f"batch={cfg.batch}: the plan holds KV for {most} at most; solve again with workload.batch={cfg.batch}")
     out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
     requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan))
@@ -256,7 +258,7 @@ def writable(out: Path, key: str) -> Path:
     if out.is_dir():
         raise UserError(f"{key}={out}: a directory; name a file")
     place = next(parent for parent in out.absolute().parents if parent.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    if not takes_files(place):
         raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
     return out
 

@@ -50,8 +50,10 @@ def read_requests(prompts: str, vocab: int, capacity_tokens: int, new_tokens: in
     form = f"one JSON object a line, such as {_EXAMPLE}" if json_lines else "a text file with one prompt a line"
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"prompts={prompts}: cannot read it ({error}); give {form}") from error
+    except OSError as error:
+        raise UserError(f"prompts={prompts}: cannot be read ({error.strerror}); give {form}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"prompts={prompts}: byte {error.start} is not UTF-8; give {form}, in UTF-8") from error
     # inside JSON a text may hold any of the other characters that splitlines takes for ends of a line
     lines = text.split("\n") if json_lines else text.splitlines()
     numbered = [(f"prompts={prompts}, line {n}", line) for n, line in enumerate(lines, 1) if line.strip()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from penstock.runtime.tools.solving import NoPlan, solve
 
 QUIET_S = 2.0
 """That an idle engine may say nothing."""
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+|null")
+"""What a browser sends of itself."""
 NEEDED = ("fastapi", "uvicorn", "h11", "prometheus_client", "llguidance")
 
 
@@ -80,6 +83,9 @@ def check_address(cfg: ServeConfig) -> None:
         raise UserError(f"auth=none and keys={cfg.keys}: one of them says that keys are wanted; leave the other out")
     if not 0 <= cfg.port < 65536:
         raise UserError(f"port={cfg.port}: must be 0 (any) to 65535; choose another")
+    for origin in cfg.origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise UserError(f"origins={origin}: must be scheme, host and port of a page, such as https://example.org, or *; correct it")
     if cfg.auth is None and cfg.keys is None and not is_local(cfg.host):
         raise UserError(f"host={cfg.host}: others reach this address; set keys=FILE, with one API key a line, or auth=none")
 

@@ -125,7 +125,7 @@ def pack_verb(cfg: PackConfig) -> None:
     plain = result.get("plain_units", ())
     left = f", but for {', '.join(plain[:4])}{' ...' * (len(plain) > 4)}, which do not fit and stay as they were" if plain else ""
     how = f" as {cfg.format}{left}" if cfg.format else ""
-    say(f"packed {cfg.checkpoint} into {cfg.out}{how}; check it with: runtime verify store={cfg.out}", result, cfg)
+    say(f"packed {cfg.checkpoint} into {cfg.out}{how}; check it with: runtime verify {cfg.out}", result, cfg)
 
 
 def verify_verb(cfg: VerifyConfig) -> None:

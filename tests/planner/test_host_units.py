@@ -104,8 +104,9 @@ def test_a_forced_split_is_kept_and_an_impossible_one_is_refused_with_its_reason
     assert counts == [0, 1, 16]
     with pytest.raises(UserError, match=r"force.host_ffn=17 .*allowed: 0 to 16, the FFN units outside VRAM"):
         solve(h, M, work(), Force(host_ffn=17))
-    with pytest.raises(UserError, match=r"force.host_ffn=1 .*allowed: 0, since the hardware profile has no rates of the CPU"):
+    with pytest.raises(UserError, match=r"force.host_ffn=1 .*allowed: 0, since the hardware profile has no rates of the CPU") as refused:
         solve(beside(None), M, work(), Force(host_ffn=1))
+    assert "set force.host_ffn=0" in str(refused.value), "the remedy names what was set, not what follows from it"
     with pytest.raises(UserError, match=r"force.host_rows=17 .*allowed: 0 to 16 for the format"):
         solve(h, M, work(), Force(host_rows=17))
 

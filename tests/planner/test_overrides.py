@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from penstock.planner.common.command.known_keys import keys_of
 from penstock.planner.common.command.overrides import Grammar, normalise, quote
-from penstock.planner.common.errors import UserError
+from penstock.planner.common.errors import UserError, nearest
 
 
 @dataclass
@@ -96,3 +96,20 @@ def test_a_dictionary_takes_new_entries() -> None:
 def test_what_cannot_be_meant_is_refused(override: str) -> None:
     with pytest.raises(UserError, match="did you mean|--multirun|key=value|null|size"):
         normalise(override, grammar())
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed", "meant"),
+    [
+        ("slove", ("probe", "solve"), "solve"),
+        ("FP9", ("FP8", "MXFP4"), "FP8"),
+        ("temp", ("top_p", "temperature"), "temperature"),
+        ("workload.bach", ("workload.requests", "workload.batch"), "workload.batch"),
+        ("nosuch", ("source", "notes", "host", "out"), ""),
+        ("workload.nosuch", ("workload", "workload.source", "workload.notes"), ""),
+        ("te", ("temperature",), ""),
+        ("a", (), ""),
+    ],
+)
+def test_what_was_meant_is_guessed_only_where_it_is_alike(word: str, allowed: tuple[str, ...], meant: str) -> None:
+    assert nearest(word, allowed) == (f"; did you mean {meant}?" if meant else "")

@@ -19,11 +19,13 @@ SHARD = "model.safetensors"
 @pytest.mark.parametrize(
     ("keys", "complaint"),
     [
-        ({"batch": 2}, "batch=2.*for 1 to 1.*workload.batch=2"),
-        ({"batch": 0}, "batch=0.*1 to 1"),
+        ({"batch": 2}, "batch=2: the plan holds KV for 1 at most; solve again with workload.batch=2"),
+        ({"batch": 0}, "batch=0: must be 1 or more, at most 1 by this plan"),
         ({"max_new_tokens": 0}, "max_new_tokens=0: must be 1 or more, at most 1023"),
         ({"max_new_tokens": 1024}, "max_new_tokens=1024.*1 to 1023 are allowed"),
         ({"template": "maybe"}, "template=maybe: must be false.*or options"),
+        ({"template": {"shout": True}}, "template.shout: the model has no chat template"),
+        ({"out": "/proc/run.json"}, "out=/proc/run.json: /proc is not a directory that can be written to"),
         ({"prompt_tokens": 0}, "prompt_tokens=0.*1 or more"),
         ({"temperature": -1.0}, "temperature=-1.0.*0 .greedy. or more"),
         ({"temperature": float("nan")}, "temperature=nan"),
@@ -36,7 +38,7 @@ SHARD = "model.safetensors"
         ({"prompt": "a", "prompts": "b"}, "both given; choose one"),
         ({"prompt": "a"}, "no tokenizer.*random tokens"),
         ({"prompts": "nowhere=at all.txt"}, "prompts=nowhere=at all.txt.*one prompt a line"),
-        ({"prompts": "."}, r"prompts=\.: cannot read it"),
+        ({"prompts": "."}, r"prompts=\.: cannot be read \(Is a directory\); give a text file"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused_by_its_key(here: Desk, keys: dict[str, Any], complaint: str) -> None:

@@ -195,7 +195,7 @@ def _read(verb: Verb, grammar: Grammar, typed: list[str], program: str) -> tuple
 
 def _call(verb: Verb, grammar: Grammar, typed: list[str], environment: Environment, program: str) -> Call:
     groups = {group: tuple(options) for group, options in grammar.groups.items()}
-    return Call(verb, program, grammar.keys, groups, typed, environment)
+    return Call(verb, program, grammar.keys, groups, typed, environment, besides=grammar.besides)
 
 
 def _refuse_both(verb: Verb, explicit: set[str], grammar: Grammar) -> None:

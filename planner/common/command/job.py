@@ -56,6 +56,8 @@ class Call:
     failed: list[UserError] = field(default_factory=list)
     status: int = 0
     """The highest that a task has returned."""
+    besides: Mapping[str, str] = field(default_factory=dict)
+    """Group -> what serves where no option of it does."""
 
 
 _current: ContextVar[Call | None] = ContextVar("call", default=None)
@@ -217,7 +219,8 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
 def _choose(group: str, call: Call) -> str:
     first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
     own = f"{LOCAL}, " if first else ""
-    return f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}"
+    other = f", or {call.besides[group]}" if group in call.besides and not first else ""
+    return f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}{other}"
 
 
 def _credit(config: Any, overrides: list[str]) -> None:

@@ -157,6 +157,8 @@ class Setting:
 
     @property
     def host_rows(self) -> Span:
+        if self.weights.host.ffn and no_host_units(self.hardware, self.model, self.decisions):
+            return Span(0, self.weights.host.rows, rule=HOST)  # the units are what is refused
         most = host_rows_timed(self.hardware, self.model)
         why = " for the format of the FFNs" if most else f", since {no_host_units(self.hardware, self.model, self.decisions)}"
         return Span(min(most, int(self.weights.host.ffn > 0)), most, why=why, rule=HOST)

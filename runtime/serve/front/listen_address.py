@@ -16,7 +16,8 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError) as error:
-        raise UserError(f"host={host}: no such address ({error}); give one of this machine, such as 127.0.0.1") from error
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"host={host}: no such address ({why}); give one of this machine, such as 127.0.0.1") from error
     sock = socket.socket(family, kind, proto)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
