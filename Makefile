@@ -15,7 +15,7 @@ CHECKPOINT := $(DEMO)/checkpoint
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-ranks coverage lint keys results docs clean
+.PHONY: demo test test-ranks coverage lint keys results formats docs clean
 
 $(STAMP): pyproject.toml $(wildcard planner/contract/experts/policies/*.c runtime/*/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(SITE) $(VENV)
@@ -62,6 +62,10 @@ keys: $(STAMP)
 # The page of measured figures, from bench/results/.
 results: $(STAMP)
 	PYTHONPATH=$(CURDIR) python docs/results_page.py > docs/results.md
+
+# The table of formats, in docs/formats.md and README.md: plans of preset machines, and results.
+formats: $(STAMP)
+	PYTHONPATH=$(CURDIR) python docs/formats_table.py
 
 # The pages as a site that can be searched, in site/; a link that leads nowhere ends it.
 docs: $(STAMP)
