@@ -45,7 +45,7 @@ from bench.coded_synth import config_of, write_coded  # noqa: E402
 from bench.crowd import Crowd, crowded_steps  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from bench.worker import Measured, Trial, Worker, measure  # noqa: E402
+from bench.worker import Failed, Measured, Trial, Worker, measure  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
@@ -385,7 +385,7 @@ def play(of: Cases, names: Sequence[str], usual: str, keys: Sequence[str] = KEYS
             one = of(bench, worker, profile, given)
             methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in names}
             run_cases(chosen(given.get("cases", usual), methods), machine(profile), Path(given["out"]) if "out" in given else None)
-    except UserError as error:
+    except (UserError, Failed) as error:
         raise SystemExit(str(error)) from None
 
 

@@ -259,7 +259,7 @@ STUDIES: Mapping[str, Study] = {
     "speculation": Study(
         "Drafted tokens",
         "Passes that verify drafts beside one without, and tokens a second where each draft is kept with a probability that is played. The "
-        "limit of the latter is E(a, k) over the seconds of a pass with the best k.",
+        "limit of the latter is E(a, k) over the seconds of a pass with the best k; or what that k makes of the same draws, without luck.",
         rows_table, rows_checks, "speculation.py"),
     "llama_rate": Study(
         "The CPU's products beside llama.cpp's",
