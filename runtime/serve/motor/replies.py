@@ -41,7 +41,7 @@ class Reply:
         first, self.began = not self.began, True
         return Began(self.submit.id, len(self.submit.prompt), start) if first and self.index == 0 else None
 
-    def goes_on(self, picked: Picked) -> tuple[list[Message], bool]:
+    def goes_on(self, picked: Picked) -> tuple[list[Message | Chosen], bool]:
         """What is told of the token that was ``picked``, and whether that was the last."""
         submit, token = self.submit, picked.token
         if token is None:
@@ -52,7 +52,7 @@ class Reply:
             return [self.over("length")], True
         if not submit.ignore_eos and token in submit.stop_ids:
             return [Over(submit.id, self.index, "stop", token, logprobs=picked.logprobs)], True
-        said: list[Message] = [
+        said: list[Message | Chosen] = [
             Chosen(submit.id, self.index, [token], None if picked.logprobs is None else [picked.logprobs], time.monotonic())
         ]
         if self.choice.matcher is not None and self.choice.matcher.over:

@@ -106,7 +106,7 @@ class ServingLoop:
         """One step, of one pass unless prompts want more logits than fit."""
         shares = step.rows
         shape = mixed_of(step)
-        told: list[Message] = []
+        told: list[Message | Chosen] = []
         for share in shares:
             reply = self._replies[share.number]
             began = None if reply.began else reply.told_of(share.start)
@@ -141,7 +141,7 @@ class ServingLoop:
         self._vitals.totals.restored_tokens = self._sequences.restored_tokens
 
     def _choose(
-        self, logits: torch.Tensor, wanted: Mapping[int, range], drafts: Mapping[int, Sequence[int]], told: list[Message]
+        self, logits: torch.Tensor, wanted: Mapping[int, range], drafts: Mapping[int, Sequence[int]], told: list[Message | Chosen]
     ) -> tuple[dict[int, list[int | None]], list[int]]:
         """Of each sequence, whose ``wanted`` rows of ``logits`` are: the tokens that it chooses, one behind each of its drafts that it
         would have chosen; None where its logits are no numbers. And those that are over. ``told`` gets what is said of each token.
@@ -166,7 +166,7 @@ class ServingLoop:
             going = agreed
         return chosen, over
 
-    def _say(self, number: int, pick: Picked, told: list[Message]) -> bool:
+    def _say(self, number: int, pick: Picked, told: list[Message | Chosen]) -> bool:
         """Its reply goes on with ``pick``. Whether it is over."""
         reply = self._replies[number]
         said_, last = reply.goes_on(pick)
@@ -196,7 +196,7 @@ class ServingLoop:
         totals.drafted, totals.kept, totals.draft_s = counts.drafted, counts.kept, counts.draft_s + counts.read_s
 
     def _logits(
-        self, shares: Sequence[Share], drafts: Mapping[int, Sequence[int]], told: list[Message]
+        self, shares: Sequence[Share], drafts: Mapping[int, Sequence[int]], told: list[Message | Chosen]
     ) -> tuple[torch.Tensor, dict[int, range]]:
         """Compute ``shares`` -> logits of the tokens that come next, and which rows of them each sequence has. ``told`` gets the logprobs
         of prompts."""
@@ -243,8 +243,8 @@ class ServingLoop:
         rows = [(token, own, (ids, values)) for token, (own, ids, values) in zip(tokens, found, strict=True)]
         return [PromptLogprobs(reply.submit.id, rows)]
 
-    def _tell(self, messages: Sequence[Message]) -> None:
-        self._frames.send(*map(said, messages))
+    def _tell(self, words: Sequence[Message | Chosen]) -> None:
+        self._frames.send(*map(said, together(words)))
 
     def _vital(self) -> dict[str, Any]:
         used = self._scheduler.limits.pages - self._sequences.free

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Reason = Literal["stop", "length", "abort", "error"]
 TopLogprobs = tuple[float, list[int], list[float]]
@@ -156,9 +156,8 @@ class PromptLogprobs:
     """(token, logprob, (likeliest tokens, their logprobs))"""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Motor to front: what reply ``index`` goes on with. Stop tokens are not among them."""
+class Chosen(NamedTuple):
+    """What reply ``index`` of request ``id`` goes on with, of one pass. Stop tokens are not among them."""
 
     id: int
     index: int
@@ -166,6 +165,13 @@ class Chosen:
     logprobs: list[TopLogprobs] | None = None
     at: float | None = None
     """When they were known, by ``time.monotonic``, which all processes of a host share."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Motor to front: what one pass gave. One message for all replies: a message costs the front 20 us."""
+
+    chosen: list[Chosen]
 
 
 @dataclass(frozen=True)
@@ -209,18 +215,40 @@ class Stopped:
 
 
 Message = (
-    Open | Submit | Cancel | Drain | Loading | Ready | Failed | Began | PromptLogprobs | Chosen | Over | Refused | Vital | Stopped
+    Open | Submit | Cancel | Drain | Loading | Ready | Failed | Began | PromptLogprobs | Pass | Over | Refused | Vital | Stopped
 )  # fmt: skip
 KINDS: Mapping[str, type[Any]] = MappingProxyType({
     cls.__name__: cls
-    for cls in (Open, Submit, Cancel, Drain, Loading, Ready, Failed, Began, PromptLogprobs, Chosen, Over, Refused, Vital, Stopped)
+    for cls in (Open, Submit, Cancel, Drain, Loading, Ready, Failed, Began, PromptLogprobs, Pass, Over, Refused, Vital, Stopped)
 })  # fmt: skip
 
 
 def said(message: Message) -> dict[str, Any]:
     """``message`` as a JSON object; its lists are not copied."""
     found = {"said": type(message).__name__} | vars(message)
-    return found | {name: vars(found[name]) for name in _INNER if name in found}
+    return found | {name: vars(found[name]) for name in ("sampling", "info") if name in found}
+
+
+def together(words: Iterable[Message | Chosen]) -> list[Message]:
+    """The same as messages: all that was chosen in one, where the first of it was said, each reply's tokens together."""
+    found: list[Message] = []
+    chosen: dict[tuple[int, int], Chosen] = {}
+    told: list[Chosen] = []
+    for word in words:
+        if not isinstance(word, Chosen):
+            found.append(word)
+            continue
+        if not chosen:
+            found.append(Pass(told))
+        before = chosen.get(word[:2])
+        chosen[word[:2]] = word if before is None else _more(before, word)
+    told += chosen.values()
+    return found
+
+
+def _more(before: Chosen, word: Chosen) -> Chosen:
+    logprobs = None if before.logprobs is None or word.logprobs is None else before.logprobs + word.logprobs
+    return before._replace(tokens=before.tokens + word.tokens, logprobs=logprobs)
 
 
 def heard(data: Mapping[str, Any]) -> Any:
@@ -245,5 +273,7 @@ def _sampled(data: Mapping[str, Any]) -> Sampled:
     return Sampled(**dict(data) | {"logit_bias": bias})
 
 
-_INNER: Mapping[str, Callable[[Mapping[str, Any]], Any]] = MappingProxyType({"sampling": _sampled, "info": lambda data: EngineInfo(**data)})
+_INNER: Mapping[str, Callable[[Any], Any]] = MappingProxyType({
+    "sampling": _sampled, "info": lambda data: EngineInfo(**data), "chosen": lambda rows: [Chosen(*row) for row in rows],
+})  # fmt: skip
 """Fields that are messages' parts of their own."""
