@@ -48,7 +48,20 @@ from penstock.runtime.serve.front.token_texts import byte_letters  # noqa: E402
 from penstock.runtime.serve.motor.inbox import Gone, Inbox  # noqa: E402
 from penstock.runtime.serve.routes.serving import serve_on  # noqa: E402
 from penstock.runtime.serve.wire.frames import Frames  # noqa: E402
-from penstock.runtime.serve.wire.messages import Began, Chosen, Drain, EngineInfo, Message, Open, Over, Ready, Stopped, Submit, said  # noqa: E402
+from penstock.runtime.serve.wire.messages import (  # noqa: E402
+    Began,
+    Chosen,
+    Drain,
+    EngineInfo,
+    Message,
+    Open,
+    Over,
+    Ready,
+    Stopped,
+    Submit,
+    said,
+    together,
+)
 
 KEYS = ("out", "cases", "counts", "passes", "between_ms", "kind")
 WORDS = 20_000
@@ -101,7 +114,7 @@ def play(sock: socket.socket, times: Times, between_s: float) -> None:
             return
         if not rows or time.monotonic() < due:
             continue
-        told: list[Message] = []
+        told: list[Message | Chosen] = []
         times[count] = at = time.monotonic()
         for number, row in list(rows.items()):
             row[0] += 1
@@ -109,7 +122,7 @@ def play(sock: socket.socket, times: Times, between_s: float) -> None:
             if row[0] == row[1]:
                 told.append(Over(number, 0, "length"))
                 del rows[number]
-        frames.send(*map(said, told))
+        frames.send(*map(said, together(told)))
         count, due = (count + 1) % WORDS, max(due + between_s, at)
 
 
@@ -220,7 +233,11 @@ def main() -> None:
         given = given_of(sys.argv[1:], KEYS)
     except UserError as error:
         raise SystemExit(str(error)) from None
-    run_cases(chosen(given.get("cases", "way"), {"way": Ways(given).way}), {"cpus": os.cpu_count()}, Path(given["out"]) if "out" in given else None)
+    run_cases(
+        chosen(given.get("cases", "way"), {"way": Ways(given).way}),
+        {"cpus": os.cpu_count()},
+        Path(given["out"]) if "out" in given else None,
+    )
 
 
 if __name__ == "__main__":

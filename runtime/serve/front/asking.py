@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
-from types import TracebackType
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.reply_text import ReplyText
 from penstock.runtime.serve.wire.messages import Began, Cancel, Chosen, Message, Over, PromptLogprobs, Refused, Sampled, Submit, TopLogprobs
 
+Word = Message | Chosen
 PromptRow = tuple[int, float, tuple[list[int], list[float]]]
 """(token, logprob, (likeliest tokens, their logprobs))"""
 _STATUS = {"queue_full": 429, "draining": 503}
@@ -54,7 +54,7 @@ class Usage:
     completion_tokens: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Piece:
     """What reply ``index`` goes on with. The last one has a ``finish_reason``; ``text`` and ``tokens`` may be empty in any."""
 
@@ -91,105 +91,137 @@ class Told(Protocol):
     def over(self) -> None: ...
 
 
-class Asking:
-    """An async iterator of the pieces of all n replies; ``usage`` and ``prompt_rows`` say what is known so far.
+class Hearer(Protocol):
+    """Hears what becomes of a request, while the engine's message is read: it must be quick, and wait for nothing."""
 
-    Iterating raises ApiError where the engine refuses or fails, and when ``limit_s`` are over. ``close`` gives the request up, at any time
-    and more than once; leaving ``async with`` does.
+    def piece(self, number: int, piece: Piece) -> None: ...
+    def ended(self, number: int, error: Exception | None) -> None:
+        """Nothing comes any more. ``error`` is an ApiError where the engine refused or failed."""
+
+
+class Asking:
+    """One request of n replies; ``usage`` and ``prompt_rows`` say what is known so far.
+
+    What the engine says is kept until someone listens, and told at once from then on. ``close`` gives the request up, at any time and more
+    than once.
     """
 
     def __init__(self, submit: Submit, wanted: Wanted, decode: Callable[[list[int]], str], line: Line, told: Told, limit_s: float):
-        self.mail: asyncio.Queue[Message | ApiError] = asyncio.Queue()
-        """Where what the engine says of this request arrives."""
-        self.usage = Usage(len(submit.prompt))
         self.prompt_rows: list[PromptRow] = []
         """Of the prompt's tokens from the second on, where prompt logprobs were asked for."""
         self.at: float | None = None
         """When the engine knew the tokens of the newest piece (``time.monotonic``)."""
-        self._number, self._line, self._told, self._limit_s = submit.id, line, told, limit_s
+        self._prompt_tokens, self._cached_tokens, self._completion_tokens = len(submit.prompt), 0, 0
+        self._id, self._line, self._told, self._limit_s = submit.id, line, told, limit_s
         self._texts = [ReplyText(decode, wanted.stops) for _ in range(submit.n)]
         self._living = set(range(submit.n))
         self._heard_at: dict[int, float] = {}
         self._asked_at = time.monotonic()
-        self._ready: Message | ApiError | None = None
-        self._gone: ApiError | None = None
+        self._kept: list[Word | ApiError] = []
+        self._first: asyncio.Future[None] | None = None
+        self._hearer: Hearer | None = None
+        self._number = 0
         self._closed = False
         self._timer = asyncio.get_running_loop().call_later(limit_s, self._late)
 
+    @property
+    def usage(self) -> Usage:
+        return Usage(self._prompt_tokens, self._cached_tokens, self._completion_tokens)
+
     async def settled(self, patience_s: float) -> None:
         """Return once the engine has begun with it, or after ``patience_s``. ApiError where it is refused meanwhile."""
-        if self._ready is None:
+        if not self._kept:
+            self._first = asyncio.get_running_loop().create_future()
             try:
-                self._ready = await asyncio.wait_for(self.mail.get(), patience_s)
+                await asyncio.wait_for(self._first, patience_s)
             except TimeoutError:
                 return
+            finally:
+                self._first = None
         try:
-            self._check(self._ready)
+            self._check(self._kept[0])
         except ApiError:
             self.close()
             raise
 
-    def __aiter__(self) -> AsyncIterator[Piece]:
-        return self._pieces()
+    def listen(self, number: int, hearer: Hearer) -> None:
+        """``hearer`` is told of all pieces from now on, as those of ``number``, and first of those that came already."""
+        self._number, self._hearer = number, hearer
+        kept, self._kept = self._kept, []
+        for word in kept:
+            self.hear(word)
 
-    async def _pieces(self) -> AsyncIterator[Piece]:
-        while self._living:
-            message, self._ready = self._ready if self._ready is not None else await self.mail.get(), None
-            self._check(self._gone or message)
-            piece = self._heard(message)
+    def hear(self, word: Word | ApiError) -> None:
+        """What the engine says of this request, or why it says nothing any more. What goes wrong with it is the hearer's."""
+        hearer = self._hearer
+        if hearer is None:
+            self._kept.append(word)
+            if self._first is not None and not self._first.done():
+                self._first.set_result(None)
+            return
+        if not self._living:
+            return
+        try:
+            self._check(word)
+            piece = self._heard(word)
             if piece is not None:
-                yield piece
-        self.close()
+                hearer.piece(self._number, piece)
+        except Exception as error:
+            self.close()
+            self._living.clear()
+            hearer.ended(self._number, error)
+            return
+        if not self._living:
+            self.close()
+            hearer.ended(self._number, None)
 
-    def _heard(self, message: Message | ApiError) -> Piece | None:
-        if isinstance(message, Chosen) and message.index in self._living:
-            return self._chosen(message)
-        if isinstance(message, Over) and message.index in self._living:
-            return self._over(message)
-        if isinstance(message, Began):
-            self.usage = replace(self.usage, prompt_tokens=message.prompt_tokens, cached_tokens=message.cached_tokens)
+    def _check(self, word: Word | ApiError) -> None:
+        """ApiError where the engine refuses, or cannot say anything."""
+        if isinstance(word, ApiError):
+            raise word
+        if isinstance(word, Refused):
+            self._living.clear()
+            status = _STATUS.get(word.kind, 400)
+            retry = None if status == 400 else 1
+            raise ApiError(status, word.message, code=_CODES.get(word.kind, word.kind), retry_after_s=retry)
+
+    def _heard(self, word: Word | ApiError) -> Piece | None:
+        if isinstance(word, Chosen):
+            return self._chosen(word) if word.reply in self._living else None
+        if isinstance(word, Over):
+            return self._over(word) if word.index in self._living else None
+        if isinstance(word, Began):
+            self._prompt_tokens, self._cached_tokens = word.prompt_tokens, word.cached_tokens
             self._told.began(self.usage)
-        if isinstance(message, PromptLogprobs):
-            self.prompt_rows += message.rows
+        if isinstance(word, PromptLogprobs):
+            self.prompt_rows += word.rows
         return None
 
-    def _chosen(self, message: Chosen) -> Piece:
-        now, text = time.monotonic(), self._texts[message.index]
-        self._told.tokens(len(message.tokens), now - self._heard_at.get(message.index, self._asked_at), message.index not in self._heard_at)
-        self._heard_at[message.index] = now
-        self.at = message.at
-        self.usage = replace(self.usage, completion_tokens=self.usage.completion_tokens + len(message.tokens))
-        new = text.add(message.tokens)
-        if text.stop is not None:
-            self._living.discard(message.index)
-            self._line.post(Cancel(self._number, message.index))
-        return Piece(message.index, new, message.tokens, message.logprobs, None if text.stop is None else "stop", text.stop)
+    def _chosen(self, word: Chosen) -> Piece:
+        index, tokens = word.reply, word.tokens
+        now, text, before = time.monotonic(), self._texts[index], self._heard_at.get(index)
+        self._told.tokens(len(tokens), now - (self._asked_at if before is None else before), before is None)
+        self._heard_at[index] = now
+        self.at = word.at
+        self._completion_tokens += len(tokens)
+        new = text.add(tokens)
+        if text.stop is None:
+            return Piece(index, new, tokens, word.logprobs)
+        self._living.discard(index)
+        self._line.post(Cancel(self._id, index))
+        return Piece(index, new, tokens, word.logprobs, "stop", text.stop)
 
-    def _over(self, message: Over) -> Piece:
-        if message.reason in ("error", "abort"):
-            raise ApiError(500, message.message or "the engine gave this request up; ask again", code="engine_error")
-        text = self._texts[message.index]
-        self._living.discard(message.index)
+    def _over(self, word: Over) -> Piece:
+        if word.reason in ("error", "abort"):
+            raise ApiError(500, word.message or "the engine gave this request up; ask again", code="engine_error")
+        text = self._texts[word.index]
+        self._living.discard(word.index)
         new = text.rest()
-        end = None if message.stop_id is None or message.logprobs is None else (message.stop_id, message.logprobs)
-        return Piece(message.index, new, finish_reason="stop" if text.stop is not None else message.reason, stop=text.stop, end=end)
-
-    def _check(self, message: Message | ApiError) -> None:
-        if isinstance(message, ApiError):
-            raise message
-        if isinstance(message, Refused):
-            self._living.clear()
-            status = _STATUS.get(message.kind, 400)
-            retry = None if status == 400 else 1
-            raise ApiError(status, message.message, code=_CODES.get(message.kind, message.kind), retry_after_s=retry)
+        end = None if word.stop_id is None or word.logprobs is None else (word.stop_id, word.logprobs)
+        return Piece(word.index, new, finish_reason="stop" if text.stop is not None else word.reason, stop=text.stop, end=end)
 
     def _late(self) -> None:
-        self.mail.put_nowait(ApiError(504, f"not answered within {self._limit_s:g} s; ask for fewer tokens, or later", code="timeout"))
-
-    def give_up(self, error: ApiError) -> None:
-        """Iterating raises ``error`` now, whatever has been heard before."""
-        self._gone = error
-        self.mail.put_nowait(error)
+        self.hear(ApiError(504, f"not answered within {self._limit_s:g} s; ask for fewer tokens, or later", code="timeout"))
 
     def close(self) -> None:
         """Nobody waits for this any more."""
@@ -197,13 +229,7 @@ class Asking:
             return
         self._closed = True
         self._timer.cancel()
-        self._line.leave(self._number)
+        self._line.leave(self._id)
         if self._living:
-            self._line.post(Cancel(self._number))
+            self._line.post(Cancel(self._id))
         self._told.over()
-
-    async def __aenter__(self) -> Asking:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()

@@ -100,7 +100,7 @@ class Front:
             counted.over()
             raise
         try:
-            self.supervisor.submit(submit, asking.mail)
+            self.supervisor.submit(submit, asking.hear)
         except BaseException:
             asking.close()
             raise

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.runtime.serve.front.supervise import Supervisor
@@ -39,16 +41,32 @@ class Meters:
         self.connections = Gauge("penstock_connections", "Open connections", **make)
         self.prompt_tokens = Counter("penstock_asked_prompt_tokens", "Tokens of prompts that were begun", **make)
         self.cached_tokens = Counter("penstock_cached_prompt_tokens", "Of these, tokens that were not computed again", **make)
-        self.ttft = Histogram("penstock_ttft_seconds", "From a request to its first token", buckets=SECONDS, **make)
-        self.between = Histogram("penstock_time_between_tokens_seconds", "Between two tokens of a reply", buckets=SECONDS, **make)
-        self.to_socket = Histogram(
-            "penstock_token_to_socket_seconds", "From the engine's knowing a token to the socket", buckets=SHORT, **make
-        )
-        self.registry.register(EngineFigures(supervisor))
+        self.ttft = Spread("penstock_ttft_seconds", "From a request to its first token", SECONDS)
+        self.between = Spread("penstock_time_between_tokens_seconds", "Between two tokens of a reply", SECONDS)
+        self.to_socket = Spread("penstock_token_to_socket_seconds", "From the engine's knowing a token to the socket", SHORT)
+        for each in (self.ttft, self.between, self.to_socket, EngineFigures(supervisor)):
+            self.registry.register(each)
 
     def page(self) -> bytes:
         """In Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+class Spread(Collector):
+    """A histogram for what is seen thousands of times a second, from one thread: prometheus_client's own takes 8 us each time."""
+
+    def __init__(self, name: str, says: str, bounds: Sequence[float]):
+        self._name, self._says, self._bounds = name, says, bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterable[Metric]:
+        names = [*map(str, self._bounds), "+Inf"]
+        yield HistogramMetricFamily(self._name, self._says, list(zip(names, accumulate(self._counts), strict=True)), self._sum)
 
 
 class EngineFigures(Collector):

@@ -8,16 +8,17 @@ import signal
 import socket
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.front_limits import FrontLimits
-from penstock.runtime.serve.front.sse import as_json
+from penstock.runtime.serve.front.sse import AT_ONCE, as_json
 
 HEADER_BYTES = 65536
 """Of a request's line and headers together."""
@@ -68,8 +69,21 @@ class Connection(H11Protocol):
     def __init__(self, door: Door, *args: Any, **more: Any):
         super().__init__(*args, **more)
         self._door, self.address = door, ""
+        self._app, self.app = self.app, self._answer
         self._headers_due: asyncio.TimerHandle | None = None
         self._reading_due: asyncio.TimerHandle | None = None
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """As the application does, which may write to the transport itself where replies come in chunks."""
+        if scope["http_version"] == "1.1" and scope["method"] == "POST":
+            scope["extensions"] = {AT_ONCE: partial(self._at_once, self.cycle)}
+        await self._app(scope, receive, send)
+
+    def _at_once(self, cycle: RequestResponseCycle, data: bytes) -> bool:
+        if self.flow.write_paused or cycle.disconnected:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))  # as h11 frames it, in a tenth of the time
+        return True
 
     @property
     def silent(self) -> bool:

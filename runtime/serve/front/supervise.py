@@ -12,12 +12,14 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.wire.frames import AsyncFrames, BadFrame
 from penstock.runtime.serve.wire.messages import (
+    Chosen,
     Drain,
     EngineInfo,
     Failed,
     Loading,
     Message,
     Open,
+    Pass,
     Ready,
     Stopped,
     Submit,
@@ -28,7 +30,8 @@ from penstock.runtime.serve.wire.messages import (
 from penstock.runtime.serve.wire.silence import patience_s, silent
 
 State = Literal["loading", "ready", "restarting", "draining", "stopped"]
-Mail = asyncio.Queue[Message | ApiError]
+Mail = Callable[[Message | Chosen | ApiError], None]
+"""Takes what is said of one request, at once."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before the motor is started again: doubled each time that it ended without having been ready."""
 LINGER_S = 5.0
@@ -199,17 +202,21 @@ class Supervisor:
             self._tell(message.message)
             if message.remedied and self.info is None:
                 self.refused = UserError(message.message)
+        elif isinstance(message, Pass):
+            for chosen in message.chosen:
+                if (mail := self._mail.get(chosen.id)) is not None:
+                    mail(chosen)
         elif (mail := self._mail.get(message.id)) is not None:
-            mail.put_nowait(message)
+            mail(message)
         return False
 
     def _fail(self, error: ApiError) -> None:
         """Every request that is under way ends with ``error``."""
         if self.state == "ready":
             self.state = "restarting"
-        for mail in self._mail.values():
-            mail.put_nowait(error)
-        self._mail.clear()
+        mails, self._mail = self._mail, {}
+        for mail in mails.values():
+            mail(error)
 
     async def _send(self, frames: AsyncFrames) -> None:
         """What was posted, all that is there in one write."""

@@ -22,7 +22,7 @@ from penstock.runtime.serve.motor.row_sampling import Picked, RowSampler
 from penstock.runtime.serve.motor.serve_sequences import ServeSequences
 from penstock.runtime.serve.motor.vitals import Vitals
 from penstock.runtime.serve.wire.frames import Frames
-from penstock.runtime.serve.wire.messages import Message, PromptLogprobs, Vital, said
+from penstock.runtime.serve.wire.messages import Chosen, Message, PromptLogprobs, Vital, said, together
 from penstock.runtime.speculate.chains import Chains
 
 COPYING_S = 0.02

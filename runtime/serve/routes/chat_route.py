@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -19,7 +19,7 @@ from penstock.runtime.serve.dialects.reply_reader import Called, Part, Reasoned,
 from penstock.runtime.serve.front.api_errors import wrong
 from penstock.runtime.serve.front.asking import Asking, Piece, Wanted
 from penstock.runtime.serve.front.front_desk import Front, caller_of
-from penstock.runtime.serve.front.sse import DONE, event, streamed, whole
+from penstock.runtime.serve.front.sse import DONE, Mould, event, streamed, whole
 from penstock.runtime.serve.front.token_texts import TokenTexts
 from penstock.runtime.serve.routes.sampling_body import SamplingBody, usage_of
 
@@ -74,7 +74,7 @@ def router(front: Front) -> APIRouter:
         )
         asking = front.ask(wanted, caller_of(request))
         reply = _Reply(front.model, body, texts, prepared, asking)
-        return await (streamed(front, asking, reply.events()) if body.stream else whole(front, asking, reply.document()))
+        return await (streamed(front, asking, reply) if body.stream else whole(front, asking, _Whole(reply)))
 
     return routes
 
@@ -85,66 +85,91 @@ class _Reply:
     def __init__(self, model: str, body: ChatBody, texts: TokenTexts, prepared: Prepared, asking: Asking):
         self._body, self._texts, self._asking = body, texts, asking
         self._readers = [prepared.reader() for _ in range(body.n or 1)]
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._moulds: dict[int, Mould] = {}
+        """Of each choice that has begun: an event that says more of the answer, and nothing else."""
 
-    async def document(self) -> dict[str, Any]:
-        """The whole answer."""
-        choices = [_Choice(index, self._body.logprobs) for index in range(len(self._readers))]
-        async for piece in self._asking:
-            choices[piece.index].add(self._parts(piece), self._logprobs(piece), self._reason(piece))
-        return self._head | {
-            "object": "chat.completion",
-            "choices": [choice.document() for choice in choices],
-            "usage": self._usage(),
-        }
+    def begin(self) -> bytes:
+        """Nothing: the first piece of each choice says who speaks."""
+        return b""
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The same in pieces. The first one of each choice says who speaks."""
-        begun: set[int] = set()
-        async for piece in self._asking:
-            if piece.index not in begun:
-                begun.add(piece.index)
-                yield self._chunk(piece.index, {"role": "assistant", "content": ""})
-            parts, logprobs, reason = self._parts(piece), self._logprobs(piece), self._reason(piece)
-            for part in parts:
-                yield self._chunk(piece.index, _delta(part), logprobs)
-                logprobs = None
-            if logprobs:
-                yield self._chunk(piece.index, {"content": ""}, logprobs)
-            if reason is not None:
-                yield self._chunk(piece.index, {}, reason=reason)
-        if self._body.with_usage:
-            yield event(self._head | {"object": "chat.completion.chunk", "choices": [], "usage": self._usage()})
-        yield DONE
+    def add(self, number: int, piece: Piece) -> bytes:
+        """Events of one piece."""
+        index, said = piece.index, []
+        if index not in self._moulds:
+            said.append(self._chunk(index, {"role": "assistant", "content": ""}))
+            self._moulds[index] = Mould(self._data(index, {"content": Mould.TEXT}))
+        parts, logprobs, reason = self.parts(piece), self.logprobs(piece), self.reason(piece)
+        for part in parts:
+            if isinstance(part, Said) and not logprobs and not self._body.counts_on:
+                said.append(self._moulds[index].event(part.text))
+            else:
+                said.append(self._chunk(index, _delta(part), logprobs))
+            logprobs = None
+        if logprobs:
+            said.append(self._chunk(index, {"content": ""}, logprobs))
+        if reason is not None:
+            said.append(self._chunk(index, {}, reason=reason))
+        return b"".join(said)
 
-    def _parts(self, piece: Piece) -> list[Part]:
+    def end(self) -> bytes:
+        """What the reply cost, where it is asked, and that it is over."""
+        if not self._body.with_usage:
+            return DONE
+        return event(self.head | {"object": "chat.completion.chunk", "choices": [], "usage": self.usage()}) + DONE
+
+    def parts(self, piece: Piece) -> list[Part]:
         reader = self._readers[piece.index]
         parts = reader.add(piece.text) if piece.text else []
         return parts if piece.finish_reason is None else [*parts, *reader.rest()]
 
-    def _reason(self, piece: Piece) -> str | None:
-        """Asked behind :meth:`_parts`."""
+    def reason(self, piece: Piece) -> str | None:
+        """Asked behind :meth:`parts`."""
         called = piece.finish_reason == "stop" and self._readers[piece.index].called
         return "tool_calls" if called else piece.finish_reason
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None, reason: str | None = None) -> bytes:
+        return event(self._data(index, delta, logprobs, reason))
+
+    def _data(
+        self, index: int, delta: dict[str, Any], logprobs: list[dict[str, Any]] | None = None, reason: str | None = None
+    ) -> dict[str, Any]:
         said = {
             "index": index,
             "delta": delta,
             "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
             "finish_reason": reason,
         }
-        usage = self._body.usage_so_far(self._usage)
-        return event(self._head | {"object": "chat.completion.chunk", "choices": [said]} | usage)
+        return self.head | {"object": "chat.completion.chunk", "choices": [said]} | self._body.usage_so_far(self.usage)
 
-    def _logprobs(self, piece: Piece) -> list[dict[str, Any]] | None:
+    def logprobs(self, piece: Piece) -> list[dict[str, Any]] | None:
         if not self._body.logprobs:
             return None
         return self._texts.logprobs(piece.tokens, piece.logprobs or [])
 
-    def _usage(self) -> dict[str, Any]:
+    def usage(self) -> dict[str, Any]:
         usage = self._asking.usage
         return usage_of(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    def choices(self) -> list[_Choice]:
+        """One for each reply, empty."""
+        return [_Choice(index, self._body.logprobs) for index in range(len(self._readers))]
+
+
+class _Whole:
+    """The same as one document."""
+
+    def __init__(self, reply: _Reply):
+        self._reply, self._choices = reply, reply.choices()
+
+    def gather(self, number: int, piece: Piece) -> None:
+        reply = self._reply
+        self._choices[piece.index].add(reply.parts(piece), reply.logprobs(piece), reply.reason(piece))
+
+    def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [choice.document() for choice in self._choices]
+        return self._reply.head | {"object": "chat.completion", "choices": choices, "usage": self._reply.usage()}
 
 
 class _Choice:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -17,7 +16,7 @@ from penstock.runtime.serve.front.api_errors import wrong
 from penstock.runtime.serve.front.asking import Asking, Piece, PromptRow, Wanted
 from penstock.runtime.serve.front.callers import Caller
 from penstock.runtime.serve.front.front_desk import Front, caller_of
-from penstock.runtime.serve.front.sse import DONE, event, streamed, whole
+from penstock.runtime.serve.front.sse import DONE, Mould, event, streamed, whole
 from penstock.runtime.serve.front.token_texts import TokenTexts
 from penstock.runtime.serve.routes.sampling_body import SamplingBody, usage_of
 from penstock.runtime.serve.wire.messages import TopLogprobs
@@ -54,7 +53,7 @@ def router(front: Front) -> APIRouter:
         prompts = await _prompts(front, body)
         asked = _asked(front, body, prompts, caller_of(request))
         reply = _Reply(front, body, texts, asked, prompts)
-        return await (streamed(front, asked, reply.events()) if body.stream else whole(front, asked, reply.document()))
+        return await (streamed(front, asked, reply) if body.stream else whole(front, asked, _Whole(reply, body.logprobs is not None)))
 
     return routes
 
@@ -114,54 +113,50 @@ class _Reply:
 
     def __init__(self, front: Front, body: CompletionBody, texts: TokenTexts, asked: Sequence[Asking], prompts: Sequence[tuple[int, ...]]):
         self._front, self._body, self._texts, self._asked, self._prompts = front, body, texts, asked, prompts
-        self._head = {
+        self.head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": front.model,
         }
-        count = len(asked) * (body.n or 1)
-        self._offset = [0] * count
-        self._begun = [False] * count
+        self.count = len(asked) * (body.n or 1)
+        self._offset = [0] * self.count
+        self._begun = [False] * self.count
+        self._moulds: dict[int, Mould] = {}
+        """Of each choice: an event that has text and nothing else."""
 
-    async def document(self) -> dict[str, Any]:
-        """The whole answer."""
-        count = len(self._begun)
-        text, reasons = [""] * count, ["length"] * count
-        logprobs: list[dict[str, list[Any]]] = [_no_logprobs() for _ in range(count)]
-        async for choice, piece in _merged(self._asked, self._body.n or 1):
-            new, told = self._told(choice, piece)
-            text[choice] += new
-            reasons[choice] = piece.finish_reason or reasons[choice]
-            for key, values in (told or {}).items():
-                logprobs[choice][key] += values
-        choices = [
-            {
-                "index": choice,
-                "text": text[choice],
-                "logprobs": None if self._body.logprobs is None else logprobs[choice],
-                "finish_reason": reasons[choice],
-            }
-            for choice in range(count)
-        ]
-        return self._head | {"choices": choices, "usage": self._usage()}
+    def begin(self) -> bytes:
+        """Nothing."""
+        return b""
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The same in pieces."""
-        async for choice, piece in _merged(self._asked, self._body.n or 1):
-            text, logprobs = self._told(choice, piece)
-            if text or logprobs or piece.finish_reason:
-                said = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-                yield event(self._head | {"choices": [said]} | self._body.usage_so_far(self._usage))
-        if self._body.with_usage:
-            yield event(self._head | {"choices": [], "usage": self._usage()})
-        yield DONE
+    def add(self, number: int, piece: Piece) -> bytes:
+        """The event of one piece of the reply to prompt ``number``; none where it has nothing to say."""
+        choice = self.choice(number, piece)
+        text, logprobs = self.told(choice, piece)
+        if not text and not logprobs and not piece.finish_reason:
+            return b""
+        if logprobs is None and piece.finish_reason is None and not self._body.counts_on:
+            if choice not in self._moulds:
+                self._moulds[choice] = Mould(self._data(choice, Mould.TEXT, None, None))
+            return self._moulds[choice].event(text)
+        return event(self._data(choice, text, logprobs, piece.finish_reason))
 
-    def _usage(self) -> dict[str, Any]:
+    def end(self) -> bytes:
+        """What the reply cost, where it is asked, and that it is over."""
+        return event(self.head | {"choices": [], "usage": self.usage()}) + DONE if self._body.with_usage else DONE
+
+    def choice(self, number: int, piece: Piece) -> int:
+        return number * (self._body.n or 1) + piece.index
+
+    def _data(self, choice: int, text: str, logprobs: dict[str, list[Any]] | None, reason: str | None) -> dict[str, Any]:
+        said = {"index": choice, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return self.head | {"choices": [said]} | self._body.usage_so_far(self.usage)
+
+    def usage(self) -> dict[str, Any]:
         each = [asking.usage for asking in self._asked]
         return usage_of(sum(u.prompt_tokens for u in each), sum(u.cached_tokens for u in each), sum(u.completion_tokens for u in each))
 
-    def _told(self, choice: int, piece: Piece) -> tuple[str, dict[str, list[Any]] | None]:
+    def told(self, choice: int, piece: Piece) -> tuple[str, dict[str, list[Any]] | None]:
         """Text and logprobs of a piece, behind those of the prompt where it is echoed."""
         wants = self._body.logprobs is not None
         rows: list[tuple[int, float | None, list[int], list[float]]] = []
@@ -189,6 +184,33 @@ class _Reply:
         return told
 
 
+class _Whole:
+    """The same as one document."""
+
+    def __init__(self, reply: _Reply, logprobs: bool):
+        self._reply = reply
+        self._texts, self._reasons = [""] * reply.count, ["length"] * reply.count
+        self._logprobs = [_no_logprobs() if logprobs else None for _ in range(reply.count)]
+
+    def gather(self, number: int, piece: Piece) -> None:
+        choice = self._reply.choice(number, piece)
+        text, logprobs = self._reply.told(choice, piece)
+        self._texts[choice] += text
+        self._reasons[choice] = piece.finish_reason or self._reasons[choice]
+        kept = self._logprobs[choice]
+        if kept is not None:
+            for key, values in (logprobs or {}).items():
+                kept[key] += values
+
+    def document(self) -> dict[str, Any]:
+        """The whole answer."""
+        each = enumerate(zip(self._texts, self._logprobs, self._reasons, strict=True))
+        choices = [
+            {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason} for index, (text, logprobs, reason) in each
+        ]
+        return self._reply.head | {"choices": choices, "usage": self._reply.usage()}
+
+
 def _no_logprobs() -> dict[str, list[Any]]:
     return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
@@ -201,35 +223,3 @@ def _parts(said: TopLogprobs) -> tuple[float, list[int], list[float]]:
 def _prompt_rows(prompt: Sequence[int], rows: Sequence[PromptRow]) -> list[tuple[int, float | None, list[int], list[float]]]:
     """The first token of a prompt has no logprob."""
     return [(prompt[0], None, [], []), *((token, logprob, top, values) for token, logprob, (top, values) in rows)]
-
-
-async def _merged(asked: Sequence[Asking], n: int) -> AsyncIterator[tuple[int, Piece]]:
-    """Pieces of all of ``asked`` as they come, by choice."""
-    if len(asked) == 1:
-        async for piece in asked[0]:
-            yield piece.index, piece
-        return
-    queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
-
-    async def hear(number: int, asking: Asking) -> None:
-        try:
-            async for piece in asking:
-                queue.put_nowait((number * n + piece.index, piece))
-            queue.put_nowait(None)
-        except Exception as error:
-            queue.put_nowait(error)
-
-    hearing = [asyncio.create_task(hear(number, asking)) for number, asking in enumerate(asked)]
-    try:
-        left = len(asked)
-        while left:
-            item = await queue.get()
-            if isinstance(item, BaseException):
-                raise item
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in hearing:
-            task.cancel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,7 +12,7 @@ from penstock.runtime.serve.dialects.anthropic_bodies import AnthropicBody, Anth
 from penstock.runtime.serve.dialects.anthropic_events import PING, AnthropicReply, Event, anthropic_usage
 from penstock.runtime.serve.dialects.model_talk import Prepared
 from penstock.runtime.serve.front.api_errors import ApiError
-from penstock.runtime.serve.front.asking import Asking, Wanted
+from penstock.runtime.serve.front.asking import Asking, Piece, Wanted
 from penstock.runtime.serve.front.front_desk import Front, caller_of
 from penstock.runtime.serve.front.sse import event, streamed, whole
 from penstock.runtime.serve.wire.messages import Sampled
@@ -47,8 +47,8 @@ def router(front: Front) -> APIRouter:
         asking = front.ask(wanted, caller_of(request))
         reply = _Reply(AnthropicReply(front.model), prepared, asking, "max_tokens" if limit == body.max_tokens else _CONTEXT)
         if body.stream:
-            return await streamed(front, asking, reply.stream(), _failed, event(PING, PING["type"]))
-        return await whole(front, asking, reply.document())
+            return await streamed(front, asking, reply, _failed, event(PING, PING["type"]))
+        return await whole(front, asking, reply)
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: AnthropicTalk) -> dict[str, int]:
@@ -67,38 +67,48 @@ class _Reply:
     def __init__(self, reply: AnthropicReply, prepared: Prepared, asking: Asking, at_length: str):
         self._reply, self._reader, self._asking, self._at_length = reply, prepared.reader(), asking, at_length
         self._reasoning_tokens = 0
+        self._reason = "end_turn"
+        self._stop: str | None = None
 
-    async def document(self) -> dict[str, Any]:
-        """The whole message."""
-        async for _ in self._events():
+    def begin(self) -> bytes:
+        """What comes before all else."""
+        return _written(self._reply.begin(self._usage()))
+
+    def add(self, number: int, piece: Piece) -> bytes:
+        """Events of one piece."""
+        return _written(self._heard(piece))
+
+    def gather(self, number: int, piece: Piece) -> None:
+        """The message grows by it."""
+        for _ in self._heard(piece):
             pass
+
+    def _heard(self, piece: Piece) -> Iterator[Event]:
+        parts = self._reader.add(piece.text) if piece.text else []
+        if piece.finish_reason is not None:
+            parts += self._reader.rest()
+            self._stop = piece.stop
+            ended = "stop_sequence" if self._stop is not None else "tool_use" if self._reader.called else "end_turn"
+            self._reason = self._at_length if piece.finish_reason == "length" else ended
+        yield from self._reply.add(parts)
+        self._reasoning_tokens += len(piece.tokens) if self._reply.reasons else 0
+
+    def end(self) -> bytes:
+        """How it ended, and what it cost."""
+        return _written(self._reply.end(self._reason, self._stop, self._usage()))
+
+    def document(self) -> dict[str, Any]:
+        """The whole message."""
+        self.end()
         return self._reply.message
-
-    async def stream(self) -> AsyncIterator[bytes]:
-        """The same in events."""
-        async for said in self._events():
-            yield event(said, said["type"])
-
-    async def _events(self) -> AsyncIterator[Event]:
-        for said in self._reply.begin(self._usage()):
-            yield said
-        reason, stop = "end_turn", None
-        async for piece in self._asking:
-            parts = self._reader.add(piece.text) if piece.text else []
-            if piece.finish_reason is not None:
-                parts += self._reader.rest()
-                stop = piece.stop
-                ended = "stop_sequence" if stop is not None else "tool_use" if self._reader.called else "end_turn"
-                reason = self._at_length if piece.finish_reason == "length" else ended
-            for said in self._reply.add(parts):
-                yield said
-            self._reasoning_tokens += len(piece.tokens) if self._reply.reasons else 0
-        for said in self._reply.end(reason, stop, self._usage()):
-            yield said
 
     def _usage(self) -> dict[str, Any]:
         usage = self._asking.usage
         return anthropic_usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens, self._reasoning_tokens)
+
+
+def _written(events: Iterable[Event]) -> bytes:
+    return b"".join([event(said, said["type"]) for said in events])
 
 
 def _failed(error: ApiError) -> bytes:

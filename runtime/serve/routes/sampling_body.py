@@ -102,11 +102,16 @@ class SamplingBody(Body):
         """Whether a stream says its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def counts_on(self) -> bool:
+        """Whether each event says the usage so far."""
+        return self.with_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
     def usage_so_far(self, usage: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What an event with a choice says of ``usage``, where a stream says it at all."""
         if not self.with_usage or self.stream_options is None:
             return {}
-        return {"usage": usage() if self.stream_options.continuous_usage_stats else None}
+        return {"usage": usage() if self.counts_on else None}
 
 
 def _token(token: str, front: Front) -> int:

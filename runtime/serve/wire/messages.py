@@ -157,10 +157,11 @@ class PromptLogprobs:
 
 
 class Chosen(NamedTuple):
-    """What reply ``index`` of request ``id`` goes on with, of one pass. Stop tokens are not among them."""
+    """What reply ``reply`` of request ``id`` goes on with, of one pass. Stop tokens are not among them."""
 
     id: int
-    index: int
+    reply: int
+    """Of the request's n, from 0 on."""
     tokens: list[int]
     logprobs: list[TopLogprobs] | None = None
     at: float | None = None

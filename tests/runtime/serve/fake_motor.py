@@ -32,6 +32,7 @@ from penstock.runtime.serve.wire.messages import (
     Message,
     Open,
     Over,
+    Pass,
     PromptLogprobs,
     Ready,
     Stopped,
@@ -165,7 +166,7 @@ class FakeMotor:
             if count and self._script.go_on is not None:
                 await self._script.go_on.wait()
             logprobs = None if submit.logprobs is None else [(-0.25, [token, 66][: submit.logprobs], [-0.25, -2.0][: submit.logprobs])]
-            await frames.send(said(Chosen(submit.id, index, [token], logprobs)))
+            await frames.send(said(Pass([Chosen(submit.id, index, [token], logprobs)])))
             await asyncio.sleep(0)
         await frames.send(said(Over(submit.id, index, reason, *end)))
 

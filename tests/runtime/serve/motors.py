@@ -27,10 +27,10 @@ from penstock.runtime.serve.motor.serving_loop import Steps
 from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import (
     Began,
-    Chosen,
     Drain,
     Open,
     Over,
+    Pass,
     PromptLogprobs,
     Refused,
     Sampled,
@@ -111,9 +111,11 @@ class Front:
 
     def _note(self, message: Any) -> None:
         one = self.requests.get(getattr(message, "id", -1), Heard())
-        if isinstance(message, Chosen):
-            one.tokens.setdefault(message.index, []).extend(message.tokens)
-            one.logprobs.setdefault(message.index, []).extend(message.logprobs or [])
+        if isinstance(message, Pass):
+            for chosen in message.chosen:
+                one = self.requests.get(chosen.id, Heard())
+                one.tokens.setdefault(chosen.reply, []).extend(chosen.tokens)
+                one.logprobs.setdefault(chosen.reply, []).extend(chosen.logprobs or [])
         elif isinstance(message, Over):
             assert message.index not in one.over, "over twice"
             one.over[message.index] = message

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from penstock.runtime.serve.front.api_errors import ApiError
+from penstock.runtime.serve.front.asking import Word
 from penstock.runtime.serve.front.motor_process import StartedMotor
-from penstock.runtime.serve.front.supervise import Mail, Supervisor
+from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.wire.messages import Chosen, EngineInfo, Open, Submit
 from penstock.runtime.serve.wire.silence import LEAST_S, LOOKS, TIMES, patience_s, silent
 from tests.cli import HANGS_S
@@ -30,7 +31,7 @@ sock.settimeout(0.02)
 while True:
     try:
         if b"Submit" in (sock.recv(1 << 16) or sys.exit()):
-            say(said="Chosen", id=1, index=0, tokens=[7])
+            say(said="Pass", chosen=[[1, 0, [7]]])
     except TimeoutError:
         say(said="Vital", stats={})
 """
@@ -66,8 +67,8 @@ def test_an_engine_that_stands_still_is_killed_and_started_anew() -> None:
         supervisor.started()
         try:
             await until(lambda: supervisor.state == "ready")
-            mail: Mail = asyncio.Queue()
-            supervisor.submit(Submit(1, [1], 8), mail)
+            mail: asyncio.Queue[Word | ApiError] = asyncio.Queue()
+            supervisor.submit(Submit(1, [1], 8), mail.put_nowait)
             assert isinstance(await mail.get(), Chosen)
             heard = supervisor._words
             await until(lambda: supervisor._words > heard + 60)

@@ -9,13 +9,28 @@ import threading
 import pytest
 
 from penstock.runtime.serve.wire.frames import LENGTH, MOST_BYTES, AsyncFrames, BadFrame, Frames
-from penstock.runtime.serve.wire.messages import Cancel, Chosen, Drain, EngineInfo, Open, Ready, Refused, Sampled, Submit, heard, said
+from penstock.runtime.serve.wire.messages import (
+    Cancel,
+    Chosen,
+    Drain,
+    EngineInfo,
+    Open,
+    Over,
+    Pass,
+    Ready,
+    Refused,
+    Sampled,
+    Submit,
+    heard,
+    said,
+    together,
+)
 
 SAID = [
     Open("plan.yaml", kv={"dir": None}),
     Submit(1, [5, 6], 3, Sampled(temperature=0.5, logit_bias={7: -1.5}), [2], grammar='{"a": "ü"}', salt="k", n=2),
     Cancel(1),
-    Chosen(1, 0, [9], [(-0.25, [9, 3], [-0.25, -2.0])]),
+    Pass([Chosen(1, 0, [9], None, 0.5), Chosen(2, 1, [9, 10])]),
     Refused(1, "too_long", "no"),
     Ready(EngineInfo("m", "/c", 10, 64, {"rows": 2}, {"tokens_per_s": 1.0}, 0.5, "1")),
     Drain(),
@@ -34,8 +49,7 @@ def test_a_message_is_heard_as_it_was_said(ends: tuple[socket.socket, socket.soc
     Frames(ends[0]).send(said(message))
     found = heard(Frames(ends[1]).receive())
     assert type(found) is type(message) and said(found).keys() == said(message).keys()
-    if not isinstance(message, Chosen):  # JSON has no tuples
-        assert found == message
+    assert found == message
 
 
 def test_frames_that_arrive_byte_by_byte_are_whole(ends: tuple[socket.socket, socket.socket]) -> None:
@@ -77,3 +91,16 @@ def test_asyncio_hears_and_says_the_same(ends: tuple[socket.socket, socket.socke
         return found
 
     assert asyncio.run(both()) == [Drain(), Cancel(3, 1), SAID[1], None]
+
+
+def test_what_a_pass_gives_is_one_message_before_the_replies_that_end_with_it() -> None:
+    first, second, third = (
+        Chosen(1, 0, [7], [(-0.5, [], [])], 1.0),
+        Chosen(2, 0, [8], None, 1.5),
+        Chosen(1, 0, [9], [(-1.0, [], [])], 2.0),
+    )
+    over = Over(1, 0, "length")
+    assert together([first, second, third, over]) == [
+        Pass([Chosen(1, 0, [7, 9], [(-0.5, [], []), (-1.0, [], [])], 1.0), Chosen(2, 0, [8], None, 1.5)]), over
+    ]  # fmt: skip
+    assert together([over]) == [over]
