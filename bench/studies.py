@@ -353,6 +353,10 @@ STUDIES: Mapping[str, Study] = {
         "A server on its bad days",
         "Each case counts what went wrong among so many tries; of memory the limit is what the process held after a fifth of the requests.",
         rows_table, rows_checks, "serve_faults.py"),
+    "front": Study(
+        "A front alone",
+        "An engine that is played gives every stream a token a pass; how long each takes into its client's hands.",
+        rows_table, rows_checks, "front.py"),
     "serve_guidellm": Study(
         "Clients beside guidellm and aiperf",
         "The same requests by bench/clients.py and by each of them, at a server whose own pace is known. The ratio is how far apart they "

@@ -170,6 +170,49 @@ def test_a_client_that_never_reads_is_cut_off() -> None:
     run(scenario())
 
 
+def test_a_slow_reader_gets_every_event_whole_and_in_order() -> None:
+    """What its connection has no room for waits; what comes meanwhile does not overtake it."""
+    said = [32 + k % 90 for k in range(400)]
+
+    async def scenario() -> bytes:
+        async with serving(Script(reply=lambda submit: said)) as one:
+            body = json.dumps({"model": "model", "prompt": "a", "stream": True, "max_tokens": 400, "logprobs": 2}).encode()
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", one.port))
+                sock.setblocking(False)
+                sock.sendall(POST + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+                read = b""
+                while part := await reader.read(2000):
+                    read += part
+                    await asyncio.sleep(0.002)
+                return read
+
+    chunks = run(scenario()).partition(b"\r\n\r\n")[2]
+    body = b""
+    while chunks:
+        size, _, rest = chunks.partition(b"\r\n")
+        assert rest[int(size, 16) :][:2] == b"\r\n"
+        body, chunks = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    assert len(body) > 65536, "as much as a connection keeps"
+    events = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
+    assert events[-1] == b"[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == bytes(said).decode()
+
+
+def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    async def scenario() -> bytes:
+        async with serving(Script()) as one:
+            return await one.said(REQUEST.replace(b"HTTP/1.1", b"HTTP/1.0"))
+
+    head, _, body = run(scenario()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    events = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
+    assert events[-1] == b"[DONE]"
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == "hello"
+
+
 def test_a_client_that_goes_is_not_answered_any_more() -> None:
     script = Script(go_on=asyncio.Event())
 
