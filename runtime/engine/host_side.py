@@ -25,7 +25,7 @@ from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
 from penstock.runtime.model.skeleton import Skeleton
-from penstock.runtime.moving.arriving_scales import ArrivingScales, MeteredSoundReads, SoundReads
+from penstock.runtime.moving.arriving_scales import ArrivingScales, MeteredSoundReads, UrgentSoundReads
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.filler import Arrival, start_reads
 from penstock.runtime.moving.ledger import Ledger
@@ -126,7 +126,7 @@ class HostSide:
                 cached = CachedReads(self.pool, usable_cores())
                 self._stack.callback(cached.close)
             scales = ArrivingScales(scale for scale in skeleton.store.scales if scale.comes_with_weights)
-            self.cached, past = MeteredSoundReads(cached, scales), SoundReads(self.pool, scales)
+            self.cached, past = MeteredSoundReads(cached, scales), UrgentSoundReads(self.pool, scales)
             self.experts = ExpertHost(experts, self.arena, experts_at, past) if experts.layouts else None
             policy = make_policy(self.placement, options.wrap_around)
             heads = {f.unit: self.arena.slice(at, f.layout.nbytes) for f, at in self.fixed if f.unit}

@@ -143,23 +143,34 @@ class CardExperts:
         self.settle()
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived] | Made]:
-        """As many together as there are slots for: those that were here, and those that come from DRAM. One that comes from the SSD is a
-        group of its own. What the CPU computes comes last."""
+        """As many together as there are slots for: those that were here, those that come from DRAM, and those from the SSD: each further
+        group takes the host as long to launch as the first. What the CPU computes comes last."""
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
-        while here or coming.near or coming.started:
+        while here or coming.near or coming.started or coming.far:
             self._go_on(layer, coming, routing)
             came = [*coming.started]
             coming.started.clear()
+            if coming.far:
+                came += self._brought(layer, coming, bool(here or came))
             yield self._ready(layer, [*here, *came])
             self._used(layer, here, came)
             here = ()
-        while coming.far:
-            arrived = self._bring_part(layer, coming)
-            if arrived is not None:
-                yield self._ready(layer, (arrived,))
-                self._used(layer, (), (arrived,))
         yield from self._made(layer, coming)
         self.settle()
+
+    def _brought(self, layer: int, coming: _Misses, others: bool) -> list[int]:
+        """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
+        computed with and will leave some."""
+        placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
+        together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
+        came: list[int] = []
+        if together:
+            for expert in placeless:
+                self._take(layer, expert)
+        while coming.far and (together or not (others or came)):
+            expert = self._bring_part(layer, coming)
+            came += [] if expert is None else [expert]
+        return came
 
     def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], _Misses]:
         """Queue what is missing, and decide what is to stay. Returns what is here, first what needs no more copies, and what is not."""
@@ -173,6 +184,8 @@ class CardExperts:
         for expert in partly:
             self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
         near, far = self._dram.visit(layer, routing, seen.misses)
+        if far:
+            self._dram.begun()
         asked = self._begin_beside(layer, routing, near)
         elsewhere = {one.expert for one in asked}
         coming = _Misses(deque([e for e in near if e not in elsewhere]), dict.fromkeys(far), at_once=at_once, asked=asked)
@@ -227,13 +240,16 @@ class CardExperts:
         """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
         self._clock.pause()
         placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
-        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, self.fetch_ahead)
-        segments = self._layouts[layer, expert].segments
-        arrived = [s for extent in self._dram.parts(layer, expert)[number] for s in within(segments, extent.dest, extent.nbytes)]
+        meanwhile = self.fetch_ahead if self._fetches_ahead else None
+        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, meanwhile)
+        segments: Sequence[Segment] = self._layouts[layer, expert].segments
+        parts = self._dram.parts(layer, expert)
+        if len(parts) > 1:
+            segments = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
         slot = self._cache.slot(layer, expert)
         if slot is None:
             slot = self._take(layer, expert)
-        self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), arrived)])
+        self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), segments)])
         if not over:
             return None
         del coming.far[expert]
@@ -291,7 +307,7 @@ class CardExperts:
     def fetch_ahead(self) -> None:
         """Queue chunks of prefetched experts while fewer than ``in_flight`` are in flight. If the coming layer needs all its experts, queue
         as many as have slots, each in one piece. Never blocks; called wherever the host passes by."""
-        if self._wanted is None and not self._coming:
+        if not self._fetches_ahead:
             return
         while self._under_way and self._device.done(self._under_way[0]):
             self._under_way.popleft()
@@ -302,6 +318,11 @@ class CardExperts:
             self._under_way.append(self._queue(coming, 1))
             if not coming.chunks:
                 del self._coming[coming.key]
+
+    @property
+    def _fetches_ahead(self) -> bool:
+        """Whether anything may still be fetched ahead."""
+        return self._wanted is not None or bool(self._coming)
 
     def _next_ahead(self) -> _Ahead | None:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""

@@ -111,6 +111,16 @@ class DramExperts:
             self._start_demanded()
             return here, [*coming, *seen.misses]
 
+    def begun(self) -> None:
+        """Return when what was missed is being read, as far as slots and the drive's queue have room."""
+        self._pool.begun()
+
+    @property
+    def all_asked(self) -> bool:
+        """Whether everything missed has a slot and its reads are queued."""
+        with self._cond:
+            return not self._todo
+
     def judge(self, layer: int, routing: Routing) -> None:
         """Decide what is to stay after the visit, and begin to fetch ahead for the layer after it."""
         if self._cache.still:

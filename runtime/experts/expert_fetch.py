@@ -34,6 +34,8 @@ class Fetch:
 
 def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
     """The reads that bring a unit, in groups of about ``most_bytes``."""
+    if sum([extent.nbytes for extent in layout.extents]) <= most_bytes:
+        return [tuple(layout.extents)]
     parts: list[list[Extent]] = [[]]
     room = most_bytes
     for extent in (piece for e in layout.extents for piece in pieces_of(e, most_bytes)):

@@ -12,7 +12,7 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.read_meter import Meter
-from penstock.runtime.reading.reader import Reads
+from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.store.scales import Scale, no_numbers
 
 
@@ -81,3 +81,11 @@ class MeteredSoundReads(SoundReads):
     def __init__(self, source: MeteredReads, scales: ArrivingScales):
         super().__init__(source, scales)
         self.meter = source.meter
+
+
+class UrgentSoundReads(SoundReads):
+    """The same, some of it before the rest."""
+
+    def __init__(self, source: UrgentReads, scales: ArrivingScales):
+        super().__init__(source, scales)
+        self.begun = source.begun

@@ -40,6 +40,13 @@ class Block(NamedTuple):
         return align_up(self.offset + self.nbytes)
 
 
+def check_fits(extents: Iterable[Extent], buffer_bytes: int) -> None:
+    """ValueError names the first of ``extents`` that lies outside a buffer."""
+    for extent in extents:
+        if extent.dest < 0 or extent.dest + extent.nbytes > buffer_bytes:
+            raise ValueError(f"{extent} does not fit a buffer of {buffer_bytes} bytes")
+
+
 def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_bytes: int, buffer_aligned: bool) -> Iterator[Block]:
     """Blocks of at most ``block_bytes``, or ``staged_bytes`` where all is copied, aligned superset included, in the extents' order.
 
@@ -50,8 +57,6 @@ def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_b
         lead = extent.offset % ALIGN
         first, end = extent.offset - lead, extent.offset + extent.nbytes
         base = extent.dest - lead
-        if extent.dest < 0 or extent.dest + extent.nbytes > buffer_bytes:
-            raise ValueError(f"{extent} does not fit a buffer of {buffer_bytes} bytes")
         landing = Landing.staged
         if buffer_aligned and base % ALIGN == 0:
             if extent.owns_pages and base >= 0 and base + align_up(end) - first <= buffer_bytes:

@@ -11,13 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_down, align_up
-from penstock.runtime.reading.blocks import Block, Landing, cut
+from penstock.runtime.reading.blocks import Block, Landing, check_fits, cut
 from penstock.runtime.reading.files import FileTable, OpenFile
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done, Pending
@@ -27,6 +28,8 @@ from penstock.runtime.reading.store_errors import StoreError
 
 BACK_OFF_S = (0.01, 0.1, 0.5)
 """Seconds to wait before each retry of a failed read; after the last one the read has failed."""
+BEGUN_S = 0.002
+"""How long :meth:`ReadPool.begun` waits at most: on a busy host readers may come to run late."""
 RETRIED = (errno.EIO, errno.EAGAIN, errno.ETIMEDOUT)
 """Errors that may pass: everything else fails at once."""
 
@@ -52,15 +55,24 @@ class UrgentReads(Reads, Protocol):
     def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
         """See :class:`Reads`. What is ``urgent`` is read before all that is not and has not begun."""
 
+    def begun(self) -> None:
+        """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
+        it from the readers for as long as it computes."""
 
-class _Request(NamedTuple):
+
+@dataclass(eq=False, slots=True)
+class _Request:
     """One call of ``read``."""
 
+    extents: Sequence[Extent]
     into: memoryview
     address: int
     name: str
     number: int
-    pending: Pending
+    done: Done
+    blocks: deque[Block] | None = None
+    """That nobody has taken; None until a reader has cut them."""
+    pending: Pending | None = None
 
 
 class ReadPool:
@@ -99,11 +111,18 @@ class ReadPool:
         self._on_block = on_block
         self._numbers = itertools.count(1)
         self._files = FileTable(direct)
-        self._urgent: deque[tuple[_Request, Block]] = deque()
-        self._usual: deque[tuple[_Request, Block]] = deque()
-        self._tickets: SimpleQueue[bool] = SimpleQueue()
-        """True for each block of the two queues, then False for each thread."""
+        self._urgent: deque[_Request] = deque()
+        self._usual: deque[_Request] = deque()
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        """True calls a thread that sleeps, False ends one."""
+        self._awake = 0
+        """Threads that were called and have not found the queues empty since: whoever adds a request calls one more, and each calls the
+        next. To call all of them would take the thread that launches kernels 30 µs a block."""
         self._order = threading.Lock()
+        self._begun = threading.Condition(self._order)
+        self._awaited = False
+        """Whether somebody waits for it."""
+        self._count, self._busy = threads, 0
         self._closed = False
         self._broken: BaseException | None = None
         slices = [whole[i * self._staged_bytes : (i + 1) * self._staged_bytes] for i in range(threads)]
@@ -116,18 +135,23 @@ class ReadPool:
         if self._broken is not None:
             raise self._broken
         view = into.cast("B")
-        address = _address(view)
-        blocks = list(cut(extents, self._block_bytes, self._staged_bytes, len(view), address % ALIGN == 0))
-        request = _Request(view, address, name, next(self._numbers), Pending(len(blocks), done))
-        if not blocks:
-            done(None)
+        check_fits(extents, len(view))
+        request = _Request(extents, view, _address(view), name, next(self._numbers), done)
         with self._order:
             if self._closed:
                 raise StoreError("the reader is closed; open the store again")
-            queue = self._urgent if urgent else self._usual
-            for block in blocks:
-                queue.append((request, block))
-                self._tickets.put(True)  # after the block: whoever takes a ticket finds one
+            (self._urgent if urgent else self._usual).append(request)
+            self._call()
+
+    def begun(self) -> None:
+        """See :class:`UrgentReads`."""
+        with self._order:
+            self._awaited = True
+            self._begun.wait_for(self._all_begun, BEGUN_S)
+            self._awaited = False
+
+    def _all_begun(self) -> bool:
+        return not self._urgent or self._busy == self._count
 
     def read_now(self, extents: Sequence[Extent], into: memoryview) -> None:
         """``read`` and wait; raises its error."""
@@ -150,7 +174,7 @@ class ReadPool:
             self._closed = True
             threads, self._threads = self._threads, []
             for _ in threads:
-                self._tickets.put(False)
+                self._calls.put(False)
         for thread in threads:
             thread.join()
         self._files.close()
@@ -173,22 +197,68 @@ class ReadPool:
 
     def _work(self, staging: memoryview) -> None:
         staging_address = _address(staging)
-        while self._tickets.get():
-            with self._order:
-                request, block = (self._urgent or self._usual).popleft()
-            error: BaseException | None = None
+        while self._calls.get():
+            held = 0
+            while self._read_next(staging, staging_address, held):
+                held = 1
+
+    def _read_next(self, staging: memoryview, staging_address: int, held: int) -> bool:
+        """Read a block, ``held`` others by this thread before; False where there is none. Keeps no buffer alive behind it."""
+        taken = self._take(held)
+        if taken is None:
+            return False
+        request, block = taken
+        pending, error = request.pending, None
+        try:
+            if block is None:
+                request.done(None)
+                return True
+            assert pending is not None, "its blocks are cut"
             if self._closed:
                 error = StoreError(f"{block.file}: read at offset {block.offset} was cancelled")
-            elif request.pending.error is None:
-                try:
-                    self._read_block(block, request, staging, staging_address)
-                except Exception as caught:  # handed to whoever waits for this read
-                    error = caught
-            try:
-                request.pending.finish(error)
-            except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
-                self._broken = caught
-            del request, block  # a thread that waits for a ticket must not keep the last buffer alive
+            elif pending.error is None:
+                error = self._tried(block, request, staging, staging_address)
+            pending.finish(error)
+        except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
+            self._broken = caught
+        return True
+
+    def _take(self, held: int) -> tuple[_Request, Block | None] | None:
+        """The next block, None of a request without any; None where nothing is asked for. A thread that gets None sleeps."""
+        with self._order:
+            self._busy -= held
+            queue = self._urgent or self._usual
+            if not queue:
+                self._awake -= 1
+                return None
+            request = queue[0]
+            if request.blocks is None:
+                aligned, nbytes = request.address % ALIGN == 0, len(request.into)
+                request.blocks = deque(cut(request.extents, self._block_bytes, self._staged_bytes, nbytes, aligned))
+                request.pending = Pending(len(request.blocks), request.done)
+            block = request.blocks.popleft() if request.blocks else None
+            if not request.blocks:
+                queue.popleft()
+            if self._urgent or self._usual:
+                self._call()
+            self._busy += 1
+            if self._awaited and self._all_begun():
+                self._begun.notify_all()
+            return request, block
+
+    def _call(self) -> None:
+        """Under the lock: have one thread more look at the queues."""
+        if self._awake < self._count:
+            self._awake += 1
+            self._calls.put(True)
+
+    def _tried(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> Exception | None:
+        """Why ``block`` could not be read."""
+        try:
+            self._read_block(block, request, staging, staging_address)
+        except Exception as caught:  # handed to whoever waits for this read
+            return caught
+        return None
 
     def _read_block(self, block: Block, request: _Request, staging: memoryview, staging_address: int) -> None:
         file = self._files.get(block.file)

@@ -241,8 +241,8 @@ class ExpertCache:
         most = self._ahead.most
         if not most:
             return iter(())
-        odds = self._policy.foresee(self._place[after]).tolist()
-        likely = [e for e, chance in enumerate(odds) if chance >= self._ahead.least_chance and not self._has(after, e)]
+        odds = self._policy.foresee(self._place[after])
+        likely = [e for e in np.flatnonzero(odds >= self._ahead.least_chance).tolist() if not self._has(after, e)]
         if len(likely) > 1:
             likely.sort(key=odds.__getitem__, reverse=True)
         near = [(after, e) for e in likely[:most]]
