@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +26,10 @@ from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.moving.ledger import Ledger
 
 
+def _nothing() -> None:
+    """Is left of a visit."""
+
+
 @dataclass
 class _Misses:
     """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
@@ -37,6 +41,8 @@ class _Misses:
     """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
     asked: Sequence[Asked] = ()
     """Of the CPU, which began with them."""
+    decided: bool = False
+    """Whether both tiers know what is to stay."""
     looked_ahead: bool = False
 
 
@@ -57,6 +63,9 @@ class CardExperts:
     A visit computes at once with the experts that are here. Experts in DRAM are copied next, those on the SSD as their parts arrive in
     DRAM. The host waits for parts from the SSD alone. Once the missing experts are in transit, VRAM decides what to keep and what to fetch
     ahead. DRAM decides next: it avoids what VRAM keeps.
+
+    One token's visit leaves to :meth:`catch_up` what nothing waits for, if nothing waits for the SSD: to decide, to give slots back, to
+    book copies. That happens while the card computes up to the next router.
 
     Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
     :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.
@@ -88,10 +97,18 @@ class CardExperts:
         self._ahead: set[Key] = set()
         self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
+        self._behind: Callable[[], None] = _nothing
+        """What is left of the latest visit."""
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks."""
+        self.catch_up()
         self._copies.settle()
+
+    def catch_up(self) -> None:
+        """Do what the latest visit has left."""
+        behind, self._behind = self._behind, _nothing
+        behind()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
         """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
@@ -115,10 +132,11 @@ class CardExperts:
 
     def close(self) -> None:
         """Nothing is fetched ahead any more: whoever computes on does it without this tier, and passes by."""
-        self._wanted = None
+        self._wanted, self._behind = None, _nothing
         self._coming.clear()
 
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        self.catch_up()
         self.fetch_ahead()
         if self._beside is not None:
             self._beside.take(hidden)
@@ -126,6 +144,7 @@ class CardExperts:
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
         hits, coming = self._begin(layer, routing, at_once=1)
+        self._decide(layer, coming, routing)
         for expert in hits:
             yield from self._ready(layer, (expert,))
             self._used(layer, (expert,))
@@ -146,6 +165,9 @@ class CardExperts:
         """As many together as there are slots for: those that were here, those that come from DRAM, and those from the SSD: each further
         group takes the host as long to launch as the first. What the CPU computes comes last."""
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
+        came: list[int] = []
+        if coming.near or coming.far:
+            self._decide(layer, coming, routing)
         while here or coming.near or coming.started or coming.far:
             self._go_on(layer, coming, routing)
             came = [*coming.started]
@@ -153,10 +175,23 @@ class CardExperts:
             if coming.far:
                 came += self._brought(layer, coming, bool(here or came))
             yield self._ready(layer, [*here, *came])
-            self._used(layer, here, came)
-            here = ()
-        yield from self._made(layer, coming)
-        self.settle()
+            self._copies.left(self._slots(layer, (*here, *came)))
+            if coming.near or coming.far:
+                self._let_go(layer, here, came)
+                here = came = []
+            else:
+                break
+        if coming.asked and self._beside is not None:
+            yield from self._beside.made(coming.asked)
+        self._behind = partial(self._end, layer, coming, routing, here, came)
+
+    def _end(self, layer: int, coming: _Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
+        """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""
+        if not coming.decided:
+            self._decide(layer, coming, routing)
+        self._let_go(layer, here, came)
+        self._dram.release(layer, [one.expert for one in coming.asked])
+        self._copies.settle()
 
     def _brought(self, layer: int, coming: _Misses, others: bool) -> list[int]:
         """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
@@ -168,12 +203,13 @@ class CardExperts:
             for expert in placeless:
                 self._take(layer, expert)
         while coming.far and (together or not (others or came)):
-            expert = self._bring_part(layer, coming)
-            came += [] if expert is None else [expert]
+            arrived = self._bring_part(layer, coming)
+            came += [] if arrived is None else [arrived]
         return came
 
     def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], _Misses]:
-        """Queue what is missing, and decide what is to stay. Returns what is here, first what needs no more copies, and what is not."""
+        """Queue what is missing. Returns what is here, first what needs no more copies, and what is not."""
+        self.catch_up()
         self._wanted = None
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
@@ -194,8 +230,6 @@ class CardExperts:
         if self._ahead:
             self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
             self._ahead = {key for key in self._ahead if key[0] != layer}
-        self._judge(layer, routing)
-        self._go_on(layer, coming, routing)
         return [*(e for e in seen.hits if e not in partly), *partly], coming
 
     def _start(self, layer: int, coming: _Misses) -> None:
@@ -221,18 +255,20 @@ class CardExperts:
             yield from self._beside.made(coming.asked)
             self._dram.release(layer, [one.expert for one in coming.asked])
 
-    def _judge(self, layer: int, routing: Routing) -> None:
-        """Decide in both tiers what is to stay."""
+    def _decide(self, layer: int, coming: _Misses, routing: Routing) -> None:
+        """In both tiers: what is to stay, and what may come ahead."""
+        coming.decided = True
         if not self._cache.still:
             with self._judging:
                 self._cache.judge(layer, routing)
         self._dram.judge(layer, routing)
+        self._go_on(layer, coming, routing)
 
     def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
         """Queue what there are slots for; behind the last that DRAM has, copies for coming layers may begin, also while the SSD reads."""
         if coming.near:
             self._start(layer, coming)
-        if not (coming.near or coming.looked_ahead):
+        if coming.decided and not (coming.near or coming.looked_ahead):
             coming.looked_ahead = True
             self._look_ahead(layer, len(routing.experts))
 
@@ -274,9 +310,12 @@ class CardExperts:
 
     def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
         """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""
-        experts = (*here, *came)
-        self._copies.left(self._slots(layer, experts))
-        for slot in self._cache.settle_all(layer, experts):
+        self._copies.left(self._slots(layer, (*here, *came)))
+        self._let_go(layer, here, came)
+
+    def _let_go(self, layer: int, here: Sequence[int], came: Sequence[int]) -> None:
+        """Of these, what is not to stay."""
+        for slot in self._cache.settle_all(layer, (*here, *came)):
             self._cache.give_back(slot)
         self.fetch_ahead()
         self._dram.release(layer, came)

@@ -208,7 +208,8 @@ class ReadPool:
         if taken is None:
             return False
         request, block = taken
-        pending, error = request.pending, None
+        pending = request.pending
+        error: Exception | None = None
         try:
             if block is None:
                 request.done(None)

@@ -7,6 +7,7 @@ import mmap
 import os
 import random
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -166,6 +167,31 @@ def test_urgent_reads_go_before_those_that_have_not_begun(content: tuple[Path, b
         hold.set()
         pool.read_now([Extent(path, 5 * ALIGN, ALIGN, 0, owns_pages=True)], buffer(ALIGN))
     assert [offset // ALIGN for offset in offsets] == [0, 8, 9, 1, 2, 5]
+
+
+def test_whoever_waits_until_reads_have_begun_goes_on_with_as_many_in_flight_as_there_are_threads(
+    content: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block wakes one thread."""
+    path, _ = content
+    monkeypatch.setattr(reader_module, "BEGUN_S", HANGS_S)
+    under_way, hold, ended = threading.Semaphore(0), threading.Event(), threading.Event()
+
+    def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        under_way.release()
+        assert hold.wait(HANGS_S)
+        return os.preadv(fd, views, offset)
+
+    with ReadPool(3, ALIGN, preadv=preadv) as pool:
+        since = time.perf_counter()
+        pool.begun()
+        pool.read([Extent(path, 0, ALIGN, 0, True)], buffer(ALIGN), lambda error: None, urgent=True)
+        assert under_way.acquire(timeout=HANGS_S) and pool._awake == 1
+        pool.read([Extent(path, 0, 8 * ALIGN, 0, True)], buffer(8 * ALIGN), lambda error: ended.set(), urgent=True)
+        pool.begun()
+        assert pool._busy == 3 and time.perf_counter() - since < HANGS_S / 2
+        hold.set()
+        assert ended.wait(HANGS_S)
 
 
 @pytest.mark.parametrize("owns_pages", [True, False])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,28 @@ def test_one_tokens_missed_experts_come_together_behind_one_event(layouts: dict)
         events = [work for work in device._queues["copies"] if hasattr(work, "event")]
         assert [expert for expert, _ in group] == chosen and len(events) == 1
         assert len([work for work in device._queues["compute"] if hasattr(work, "event")]) == 2, "one wait, and the event behind it"
+
+
+def test_what_the_ssd_brings_is_computed_with_what_was_there_and_the_policy_is_asked_behind_it(layouts: dict) -> None:
+    """One group of a hit and a miss of both tiers. Where nothing is read, a visit decides and gives slots back when the next router is
+    waited for."""
+    few = fewest_slots(EXPERTS)
+    cache = ExpertCache(kept_slots(EXPERTS, few + len(LAYERS)), few + len(LAYERS), COUNT, Whims(0))
+    with dram_tier(layouts, few + len(LAYERS), 0, cache, True) as below:
+        card = card_tier(layouts, few + len(LAYERS), below, cache, HostCopier())
+        card.start()
+        (kept,), judged = cache._kept[1], []
+        missed = next(e for e in range(COUNT) if not below.here(1, e) and e != kept)
+        judge = cache.judge
+        cache.judge = lambda layer, routing: (judged.append(layer), judge(layer, routing))
+        (group,) = card.groups(1, Routing(np.array([[missed, kept]]), prompt=False))
+        assert [expert for expert, _ in group] == [kept, missed] and judged == [1]
+        card.catch_up()
+        (kept,) = cache._kept[2]
+        (group,) = card.groups(2, Routing(np.array([[kept]]), prompt=False))
+        assert len(group) == 1 and judged == [1]
+        card.route(torch.zeros(1, 1), torch.zeros(1, 1))
+        assert judged == [1, 2]
 
 
 @given(seed=st.integers(0, 10**6), quota=st.integers(0, 3), top_k=st.integers(1, COUNT))
