@@ -9,43 +9,82 @@
 
 enum { TILE_AVX2 = 32, WIDE_AVX2 = 4 };
 
-/* The 16 numbers of a table, each's lower and upper byte, in both halves of a register. */
+/* BF16 numbers of codes 0 to 15, each's lower and upper byte, in both halves of a register. */
 struct table_avx2 {
     __m256i lower, upper;
 };
 
-FOR_AVX2 ALONE __m256i to_bf16_avx2(__m256 values)
+/* To the nearest BF16, ties to even. */
+FOR_AVX2 ALONE __m256 rounded_avx2(__m256 values)
 {
     const __m256i bits = _mm256_castps_si256(values), even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even), 16);
+    const __m256i found = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), even);
+    return _mm256_castsi256_ps(_mm256_and_si256(found, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
 /* Of codes 0 to 7 and 8 to 15. */
 FOR_AVX2 ALONE struct table_avx2 table_of(__m256 first, __m256 second)
 {
     const __m256i byte = _mm256_set1_epi16(255);
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(to_bf16_avx2(first), to_bf16_avx2(second)), 0xd8);
-    __m256i lower = _mm256_and_si256(words, byte), upper = _mm256_srli_epi16(words, 8);
+    const __m256i a = _mm256_srli_epi32(_mm256_castps_si256(rounded_avx2(first)), 16);
+    const __m256i b = _mm256_srli_epi32(_mm256_castps_si256(rounded_avx2(second)), 16);
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
+    const __m256i lower = _mm256_and_si256(words, byte), upper = _mm256_srli_epi16(words, 8);
     struct table_avx2 found;
     found.lower = _mm256_permute4x64_epi64(_mm256_packus_epi16(lower, lower), 0x88);
     found.upper = _mm256_permute4x64_epi64(_mm256_packus_epi16(upper, upper), 0x88);
     return found;
 }
 
-/* 32 columns whose codes lie in 16 bytes, the lower half first: of 16 columns the eight even ones, then the eight odd ones, in BF16. */
-FOR_AVX2 ALONE void look_up_avx2(const uint8_t *codes, const struct table_avx2 *table, __m256i *w)
+/* A byte for each of 32 columns stands in an order from which unpacking gives even and odd ones apart. From the columns' own order: */
+FOR_AVX2 ALONE __m256i in_order(__m256i bytes)
 {
-    const __m128i both = _mm_loadu_si128((const __m128i *)codes);
-    const __m256i wide = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
-    const __m256i code = _mm256_and_si256(wide, _mm256_set1_epi8(15));
-    const __m256i lower = _mm256_shuffle_epi8(table->lower, code), upper = _mm256_shuffle_epi8(table->upper, code);
-    w[0] = _mm256_unpacklo_epi8(lower, upper);
-    w[1] = _mm256_unpackhi_epi8(lower, upper);
+    const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15, /* and again */
+                                           0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    return _mm256_shuffle_epi8(_mm256_permute4x64_epi64(bytes, 0xd8), order);
 }
 
-FOR_AVX2 ALONE __m256 wide_avx2(__m128i halves)
+/* From 16 bytes with two neighbours each, the even one in the lower half. */
+FOR_AVX2 ALONE __m256i neighbours_in_order(const uint8_t *codes)
 {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+    const __m256i order = _mm256_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 8, 9, 10, 11, 8, 9, 10, 11, /* behind them the others */
+                                           4, 5, 6, 7, 4, 5, 6, 7, 12, 13, 14, 15, 12, 13, 14, 15);
+    const __m256i both = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codes)), order);
+    return _mm256_and_si256(_mm256_srlv_epi32(both, _mm256_setr_epi32(0, 4, 0, 4, 0, 4, 0, 4)), _mm256_set1_epi8(15));
+}
+
+/* From 16 bytes whose lower halves are the first 16 columns. */
+FOR_AVX2 ALONE __m256i halves_in_order(const uint8_t *codes)
+{
+    const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 0, 2, 4, 6, 1, 3, 5, 7, /* behind them the others */
+                                           8, 10, 12, 14, 9, 11, 13, 15, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m256i both = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)codes)), order);
+    return _mm256_and_si256(_mm256_srlv_epi64(both, _mm256_setr_epi64x(0, 4, 0, 4)), _mm256_set1_epi8(15));
+}
+
+/* Numbers of 32 columns in F32, from a byte each as above: of 16 columns the eight even ones, then the eight odd ones. */
+
+/* BF16 numbers by their lower and upper bytes. */
+FOR_AVX2 ALONE void from_halves(__m256i lower, __m256i upper, __m256 *w)
+{
+    const __m256i none = _mm256_setzero_si256(), a = _mm256_unpacklo_epi8(lower, upper), b = _mm256_unpackhi_epi8(lower, upper);
+    w[0] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(none, a));
+    w[1] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(none, a));
+    w[2] = _mm256_castsi256_ps(_mm256_unpacklo_epi16(none, b));
+    w[3] = _mm256_castsi256_ps(_mm256_unpackhi_epi16(none, b));
+}
+
+FOR_AVX2 ALONE void from_table(__m256i codes, const struct table_avx2 *table, __m256 *w)
+{
+    from_halves(_mm256_shuffle_epi8(table->lower, codes), _mm256_shuffle_epi8(table->upper, codes), w);
+}
+
+/* Signed bytes. */
+FOR_AVX2 ALONE void from_bytes(__m256i codes, __m256 *w)
+{
+    from_halves(_mm256_setzero_si256(), codes, w);
+    for (int i = 0; i < 4; i++)
+        w[i] = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_castps_si256(w[i]), 24));
 }
 
 FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
@@ -60,7 +99,7 @@ FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
  *
  *     struct state                      what is known of one row
  *     open(state *, m, row)
- *     block(state *, column, __m256i w[2]) the next 32 columns as look_up_avx2 gives them */
+ *     block(state *, column, __m256 w[4]) the next 32 columns as from_halves gives them */
 #define BLOCKS_AVX2(name, state, open, block, decode)                                                                                \
     FOR_AVX2 static void name##_decoded_avx2(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)            \
     {                                                                                                                                \
@@ -72,12 +111,11 @@ FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
             struct state row;                                                                                                        \
             open(&row, m, o);                                                                                                        \
             for (int64_t k = 0; k < m->columns; k += TILE_AVX2, out += TILE_AVX2) {                                                  \
-                __m256i w[2];                                                                                                        \
+                __m256 w[4];                                                                                                         \
                 block(&row, k, w);                                                                                                   \
                 for (int t = 0; t < 2; t++) {                                                                                        \
-                    __m128i even = _mm256_castsi256_si128(w[t]), odd = _mm256_extracti128_si256(w[t], 1);                            \
-                    _mm_storeu_si128((__m128i *)(out + 16 * t), _mm_unpacklo_epi16(even, odd));                                      \
-                    _mm_storeu_si128((__m128i *)(out + 16 * t + 8), _mm_unpackhi_epi16(even, odd));                                  \
+                    const __m256i even = _mm256_srli_epi32(_mm256_castps_si256(w[2 * t]), 16);                                       \
+                    _mm256_storeu_si256((__m256i *)(out + 16 * t), _mm256_or_si256(even, _mm256_castps_si256(w[2 * t + 1])));        \
                 }                                                                                                                    \
             }                                                                                                                        \
         }                                                                                                                            \
@@ -98,18 +136,15 @@ FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
         for (int64_t k = 0; k < columns; k += TILE_AVX2)                                                                             \
             _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                   \
             {                                                                                                                        \
-                __m256i w[2];                                                                                                        \
+                __m256 w[4];                                                                                                         \
                 block(&rows[i], k, w);                                                                                               \
                 _Pragma("GCC unroll 2") for (int t = 0; t < 2; t++)                                                                  \
-                {                                                                                                                    \
-                    const __m256 even = wide_avx2(_mm256_castsi256_si128(w[t])), odd = wide_avx2(_mm256_extracti128_si256(w[t], 1)); \
                     _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                           \
                     {                                                                                                                \
                         const __m256i x = _mm256_loadu_si256((const __m256i *)(in->xb + r * columns + k + 16 * t));                  \
-                        sums[i][r] = _mm256_fmadd_ps(even, _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), sums[i][r]);               \
-                        sums[i][r] = _mm256_fmadd_ps(odd, _mm256_castsi256_ps(_mm256_and_si256(x, upper)), sums[i][r]);              \
+                        sums[i][r] = _mm256_fmadd_ps(w[2 * t], _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)), sums[i][r]);           \
+                        sums[i][r] = _mm256_fmadd_ps(w[2 * t + 1], _mm256_castsi256_ps(_mm256_and_si256(x, upper)), sums[i][r]);     \
                     }                                                                                                                \
-                }                                                                                                                    \
             }                                                                                                                        \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_of_avx2(sums[i][r]);                  \

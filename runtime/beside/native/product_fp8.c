@@ -3,6 +3,7 @@
  * part[0] numbers [rows][columns]; part[1] scales. FP8: group x group of them share a scale, [ceil(rows / group)][ceil(columns / group)].
  * FP8-row: a scale for each row; group is 1, or 0 where all have the same. */
 #include "product_blocks.h"
+#include "product_blocks_avx2.h"
 
 static void fp8_rows_of(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
 {
@@ -14,8 +15,8 @@ static void fp8_row_strip(const struct matrix *m, int set, int64_t first, int64_
     fp8_strip(set, m->part[0], m->part[1], out, first, last, m->columns, m->group ? 1 : m->rows, m->columns);
 }
 
-STRIPS(fp8, fp8_rows_of)
-STRIPS(fp8_row, fp8_row_strip)
+STRIPS_AT(fp8_portable, fp8_rows_of, LEVEL_PORTABLE)
+STRIPS_AT(fp8_row_portable, fp8_row_strip, LEVEL_PORTABLE)
 
 #ifdef HAS_X86
 struct fp8_row {
@@ -72,4 +73,64 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
 
 BLOCKS(fp8, fp8_row, open_fp8, block_fp8, fp8_rows_of)
 BLOCKS(fp8_row, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
+
+struct fp8_row_avx2 {
+    const uint8_t *numbers;
+    const float *scales;
+    int64_t wide, left;
+    __m256 scale;
+};
+
+FOR_AVX2 ALONE void open_fp8_avx2(struct fp8_row_avx2 *row, const struct matrix *m, int64_t o)
+{
+    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
+    row->scales = (const float *)m->part[1] + o / m->group * ((m->columns + m->group - 1) / m->group);
+    row->wide = m->group;
+    row->left = 0;
+    row->scale = _mm256_setzero_ps();
+}
+
+FOR_AVX2 ALONE void open_fp8_row_avx2(struct fp8_row_avx2 *row, const struct matrix *m, int64_t o)
+{
+    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
+    row->scales = (const float *)m->part[1] + (m->group ? o : 0);
+    row->wide = m->columns;
+    row->left = 0;
+    row->scale = _mm256_setzero_ps();
+}
+
+/* What is none among 16 numbers. */
+FOR_AVX2 ALONE void keep_none(__m128i numbers, __m256 *w)
+{
+    const __m128i none = _mm_cmpeq_epi8(_mm_and_si128(numbers, _mm_set1_epi8(127)), _mm_set1_epi8(127));
+    w[0] = _mm256_or_ps(w[0], _mm256_castsi256_ps(_mm256_cvtepi8_epi32(none)));
+    w[1] = _mm256_or_ps(w[1], _mm256_castsi256_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(none, 8))));
+}
+
+FOR_AVX2 ALONE void block_fp8_avx2(struct fp8_row_avx2 *row, int64_t column, __m256 *w)
+{
+    const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+    const uint8_t *numbers = row->numbers + column;
+    const __m256i size = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)numbers), _mm256_set1_epi8(127));
+    const int none = _mm256_movemask_epi8(_mm256_cmpeq_epi8(size, _mm256_set1_epi8(127)));
+    _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
+    if (row->left <= 0) {
+        row->scale = _mm256_set1_ps(*row->scales++ * 256);
+        row->left = row->wide;
+    }
+    row->left -= TILE_AVX2;
+    for (int t = 0; t < 2; t++) {
+        const __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(numbers + 16 * t)), apart);
+        /* as F16 of 2 ** -8 of what they are: exponent and mantissa at their places, without the copy of the sign above them */
+        const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+        const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16((short)0xbfff));
+        w[2 * t] = rounded_avx2(_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), row->scale));
+        w[2 * t + 1] = rounded_avx2(_mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1)), row->scale));
+        if (__builtin_expect(none, 0))
+            keep_none(bytes, w + 2 * t);
+    }
+}
+
+BLOCKS_AVX2(fp8, fp8_row_avx2, open_fp8_avx2, block_fp8_avx2, fp8_rows_of)
+BLOCKS_AVX2(fp8_row, fp8_row_avx2, open_fp8_row_avx2, block_fp8_avx2, fp8_row_strip)
 #endif

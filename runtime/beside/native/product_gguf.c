@@ -1,41 +1,20 @@
 /* Blocks of GGUF files: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K. part[0] rows of blocks. A weight is computed in F32, each product and difference
  * rounded (compile without contraction), then rounded to BF16, as decoding gives it. columns are whole blocks. */
 #include "product_blocks.h"
+#include "product_gguf.h"
 
-/* ggml's numbers of the types, bytes and columns of a block. */
-enum { TYPE_Q4_0 = 2, TYPE_Q8_0 = 8, TYPE_Q4_K = 12, TYPE_Q5_K = 13, TYPE_Q6_K = 14, SMALL = 32, LARGE = 256 };
-enum { BYTES_Q4_0 = 18, BYTES_Q8_0 = 34, BYTES_Q4_K = 144, BYTES_Q5_K = 176, BYTES_Q6_K = 210 };
-
-#define GGUF_STRIPS(name, type, block_columns)                                                                                       \
-    static void name##_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)                           \
-    {                                                                                                                                \
-        gguf_strip(set, m->part[0], out, first, last, m->columns / block_columns, type);                                             \
-    }                                                                                                                                \
-    STRIPS(name, name##_strip)
-
-GGUF_STRIPS(q4_0, TYPE_Q4_0, SMALL)
-GGUF_STRIPS(q8_0, TYPE_Q8_0, SMALL)
-GGUF_STRIPS(q4_k, TYPE_Q4_K, LARGE)
-GGUF_STRIPS(q5_k, TYPE_Q5_K, LARGE)
-GGUF_STRIPS(q6_k, TYPE_Q6_K, LARGE)
+STRIPS_AT(q4_0_portable, q4_0_strip, LEVEL_PORTABLE)
+STRIPS_AT(q8_0_portable, q8_0_strip, LEVEL_PORTABLE)
+STRIPS_AT(q4_k_portable, q4_k_strip, LEVEL_PORTABLE)
+STRIPS_AT(q5_k_portable, q5_k_strip, LEVEL_PORTABLE)
+STRIPS_AT(q6_k_portable, q6_k_strip, LEVEL_PORTABLE)
 
 #ifdef HAS_X86
-/* A row of blocks. factors: of a large block's eight groups what codes are multiplied by, then what is subtracted. */
-struct gguf_row {
-    const uint8_t *blocks;
-    float factors[16];
-};
-
-#define OPEN(name, nbytes, block_columns)                                                                                            \
-    FOR_AVX512 ALONE void open_##name(struct gguf_row *row, const struct matrix *m, int64_t o)                                  \
-    {                                                                                                                                \
-        row->blocks = (const uint8_t *)m->part[0] + o * (m->columns / block_columns) * nbytes;                                       \
-    }
-OPEN(q4_0, BYTES_Q4_0, SMALL)
-OPEN(q8_0, BYTES_Q8_0, SMALL)
-OPEN(q4_k, BYTES_Q4_K, LARGE)
-OPEN(q5_k, BYTES_Q5_K, LARGE)
-OPEN(q6_k, BYTES_Q6_K, LARGE)
+GGUF_OPEN(q4_0, FOR_AVX512, BYTES_Q4_0, SMALL)
+GGUF_OPEN(q8_0, FOR_AVX512, BYTES_Q8_0, SMALL)
+GGUF_OPEN(q4_k, FOR_AVX512, BYTES_Q4_K, LARGE)
+GGUF_OPEN(q5_k, FOR_AVX512, BYTES_Q5_K, LARGE)
+GGUF_OPEN(q6_k, FOR_AVX512, BYTES_Q6_K, LARGE)
 
 FOR_AVX512 ALONE void fetch(const uint8_t *ahead, int lines)
 {

@@ -8,6 +8,10 @@
 
 enum { GROUP = 32 };
 
+/* The bytes of these numbers as BF16. */
+#define E2M1_LOWER 0, 0, -128, -64, 0, 64, -128, -64, 0, 0, -128, -64, 0, 64, -128, -64
+#define E2M1_UPPER 0, 63, 63, 63, 64, 64, 64, 64, -128, -65, -65, -65, -64, -64, -64, -64
+
 static const float e2m1[16] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6};
 
 static inline float from_e8m0(uint8_t bits)
@@ -58,7 +62,7 @@ static void nvfp4_strip(const struct matrix *m, int set, int64_t first, int64_t 
     }
 }
 
-STRIPS(nvfp4, nvfp4_strip)
+STRIPS_AT(nvfp4_portable, nvfp4_strip, LEVEL_PORTABLE)
 
 #ifdef HAS_X86
 struct mxfp4_row {
@@ -86,13 +90,21 @@ FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i
 
 BLOCKS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
 
-FOR_AVX2 ALONE void block_mxfp4_avx2(struct mxfp4_row *row, int64_t column, __m256i *w)
+/* Of codes' numbers, unscaled: each has four bits, so none is rounded. */
+FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
 {
-    const uint8_t *codes = row->codes + column / 2;
-    const __m256 by = _mm256_set1_ps(from_e8m0(row->scales[column / GROUP]));
-    const struct table_avx2 table = table_of(_mm256_mul_ps(_mm256_loadu_ps(e2m1), by), _mm256_mul_ps(_mm256_loadu_ps(e2m1 + 8), by));
+    const struct table_avx2 table = {_mm256_setr_epi8(E2M1_LOWER, E2M1_LOWER), _mm256_setr_epi8(E2M1_UPPER, E2M1_UPPER)};
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
-    look_up_avx2(codes, &table, w);
+    from_table(neighbours_in_order(codes), &table, w);
+}
+
+/* A power of two times a number of four bits is a BF16. */
+FOR_AVX2 ALONE void block_mxfp4_avx2(struct mxfp4_row *row, int64_t column, __m256 *w)
+{
+    const __m256 by = _mm256_set1_ps(from_e8m0(row->scales[column / GROUP]));
+    e2m1_avx2(row->codes + column / 2, w);
+    for (int i = 0; i < 4; i++)
+        w[i] = _mm256_mul_ps(w[i], by);
 }
 
 BLOCKS_AVX2(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4_avx2, mxfp4_strip)
@@ -103,7 +115,7 @@ struct nvfp4_row {
     int divides;
 };
 
-FOR_AVX512 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, int64_t o)
+FOR_AVX2 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, int64_t o)
 {
     row->codes = (const uint8_t *)m->part[0] + o * m->columns / 2;
     row->scales = (const uint8_t *)m->part[1] + o * m->columns / SMALL_GROUP;
@@ -138,4 +150,22 @@ FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i
 }
 
 BLOCKS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
+
+FOR_AVX2 ALONE __m256 nvfp4_scale_avx2(const struct nvfp4_row *row, uint8_t bits)
+{
+    const float size = (bits & 127) == 127 ? as_float(0x7fc00000u) : _cvtsh_ss((uint16_t)((bits & 127) << 7)) * 256;
+    const float value = bits & 128 ? -size : size;
+    return _mm256_set1_ps(row->divides ? value / row->factor : value * row->factor);
+}
+
+FOR_AVX2 ALONE void block_nvfp4_avx2(struct nvfp4_row *row, int64_t column, __m256 *w)
+{
+    const uint8_t *scales = row->scales + column / SMALL_GROUP;
+    const __m256 by[2] = {nvfp4_scale_avx2(row, scales[0]), nvfp4_scale_avx2(row, scales[1])};
+    e2m1_avx2(row->codes + column / 2, w);
+    for (int i = 0; i < 4; i++)
+        w[i] = rounded_avx2(_mm256_mul_ps(w[i], by[i / 2]));
+}
+
+BLOCKS_AVX2(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4_avx2, nvfp4_strip)
 #endif

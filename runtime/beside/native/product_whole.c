@@ -33,8 +33,8 @@ static void uint8_strip(const struct matrix *m, int set, int64_t first, int64_t 
 }
 
 STRIPS_AT(int4_portable, int4_strip, LEVEL_PORTABLE)
-STRIPS(int8, int8_strip)
-STRIPS(uint8, uint8_strip)
+STRIPS_AT(int8_portable, int8_strip, LEVEL_PORTABLE)
+STRIPS_AT(uint8_portable, uint8_strip, LEVEL_PORTABLE)
 
 #ifdef HAS_X86
 /* A row; `left` columns have the scale and zero point that were given last. */
@@ -175,7 +175,12 @@ FOR_AVX2 ALONE void open_int4_avx2(struct int4_row_avx2 *row, const struct matri
     row->table.lower = row->table.upper = _mm256_setzero_si256();
 }
 
-FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, __m256i *w)
+FOR_AVX2 ALONE __m256 as_scaled_avx2(const struct whole_place *row, __m256 weights)
+{
+    return row->halves ? _mm256_cvtph_ps(_mm256_cvtps_ph(weights, _MM_FROUND_TO_NEAREST_INT)) : weights;
+}
+
+FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, __m256 *w)
 {
     const uint8_t *codes = row->at.codes + column / 2;
     float scale, zero;
@@ -183,17 +188,57 @@ FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, _
         const __m256 by = _mm256_set1_ps(scale), less = _mm256_set1_ps(zero);
         __m256 first = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), less), by);
         __m256 second = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15), less), by);
-        if (row->at.halves) {
-            first = _mm256_cvtph_ps(_mm256_cvtps_ph(first, _MM_FROUND_TO_NEAREST_INT));
-            second = _mm256_cvtph_ps(_mm256_cvtps_ph(second, _MM_FROUND_TO_NEAREST_INT));
-        }
-        row->table = table_of(first, second);
+        row->table = table_of(as_scaled_avx2(&row->at, first), as_scaled_avx2(&row->at, second));
     }
     _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
-    look_up_avx2(codes, &row->table, w);
+    from_table(neighbours_in_order(codes), &row->table, w);
+}
+
+struct bytes_row_avx2 {
+    struct whole_place at;
+    __m256 scale, zero;
+};
+
+FOR_AVX2 ALONE void block_bytes_avx2(struct bytes_row_avx2 *row, int64_t column, __m256 *w, const int middle)
+{
+    const __m256i codes = _mm256_loadu_si256((const __m256i *)(row->at.codes + column));
+    float scale, zero;
+    _mm_prefetch((const char *)(row->at.codes + column + 1024), _MM_HINT_T0);
+    if (next_group(&row->at, &scale, &zero, 8, middle)) {
+        row->scale = _mm256_set1_ps(scale);
+        row->zero = _mm256_set1_ps(zero - (float)middle);
+    }
+    /* from an unsigned byte 128 is taken, which makes it a signed one, and from its zero point, too */
+    from_bytes(in_order(middle ? _mm256_xor_si256(codes, _mm256_set1_epi8((char)128)) : codes), w);
+    for (int i = 0; i < 4; i++)
+        w[i] = rounded_avx2(as_scaled_avx2(&row->at, _mm256_mul_ps(_mm256_sub_ps(w[i], row->zero), row->scale)));
+}
+
+FOR_AVX2 ALONE void open_int8_avx2(struct bytes_row_avx2 *row, const struct matrix *m, int64_t o)
+{
+    open_whole(&row->at, m, o, 8, 1);
+    row->scale = row->zero = _mm256_setzero_ps();
+}
+
+FOR_AVX2 ALONE void open_uint8_avx2(struct bytes_row_avx2 *row, const struct matrix *m, int64_t o)
+{
+    open_whole(&row->at, m, o, 8, 0);
+    row->scale = row->zero = _mm256_setzero_ps();
+}
+
+FOR_AVX2 ALONE void block_int8_avx2(struct bytes_row_avx2 *row, int64_t column, __m256 *w)
+{
+    block_bytes_avx2(row, column, w, 0);
+}
+
+FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column, __m256 *w)
+{
+    block_bytes_avx2(row, column, w, 128);
 }
 
 BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
+BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
+BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
 BLOCKS(int4, whole_row, open_int4, block_int4, int4_strip)
 BLOCKS(int8, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, whole_row, open_uint8, block_uint8, uint8_strip)
