@@ -89,7 +89,7 @@ def _lost(plan: Plan, values: Mapping[str, str], written: Mapping[str, str]) -> 
             f"{rest}, KV pages, {plan.decisions.prefill_chunk_tokens} prompt tokens a pass, batch {plan.decisions.batch}",
             "no variable; the engine takes its own",
             None,
-            "the documents do not say which",
+            "the WSM documents do not say which",
         )
     )
     return lost

@@ -51,7 +51,7 @@ def _cache(told: Told, before: Told | None, console: Console) -> None:
     _head(console, "DRAM cache", ["in all"] + (["before"] if before else []))
     rows: dict[str, Sequence[object]] = {
         "loads": [t.acted.cache.loads for t in all_],
-        "evictions": [t.acted.cache.evictions_out_of_window for t in all_],
+        "evictions": [t.acted.cache.evictions_out_of_window + t.acted.cache.evictions_in_window for t in all_],
         "  in window": [t.acted.cache.evictions_in_window for t in all_],
         "shrinks": [t.acted.cache.shrinks for t in all_],
         "waits": [t.acted.cache.waits for t in all_],
