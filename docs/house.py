@@ -16,8 +16,12 @@ DOOR = ("planner.common", "planner.contract")
 """All that the runtime imports of the planner."""
 INK, PALE, ARROW = "#1f2937", "#64748b", "#94a3b8"
 COLOUR = {"planner": "#dbeafe", "door": "#fef3c7", "runtime": "#dcfce7"}
-COLUMN = {"planner": 0.0, "door": 36.0, "runtime": 72.0}
-WIDTH, HEIGHT, GAP = 26.0, 3.4, 1.2
+COLUMN = {"planner": 0.0, "door": 50.0, "runtime": 100.0}
+SIDE = {"planner": -1, "door": 1, "runtime": 1}
+"""Of a column, on which the arrows between its own rooms lie: -1 is left."""
+WIDTH, HEIGHT, GAP = 32.0, 3.4, 1.2
+BULGE = 9.0
+"""How far such an arrow leaves its column, at most."""
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -101,7 +105,8 @@ def column(room: str) -> str:
 def draw(house: House, out: Path) -> None:
     """Write the picture: a box a room, higher than all that it imports from, and an arrow to each room that it needs at first hand."""
     from matplotlib import pyplot as plt
-    from matplotlib.patches import FancyBboxPatch
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+    from matplotlib.path import Path as Curve
 
     stacks: dict[str, list[str]] = defaultdict(list)
     for room in sorted(house.rooms, key=lambda r: (house.floor(r), r)):
@@ -111,7 +116,7 @@ def draw(house: House, out: Path) -> None:
     for name, rooms in stacks.items():
         step = (HEIGHT + GAP) * tallest / len(rooms)
         at |= {room: (COLUMN[name], (k + 0.5) * step) for k, room in enumerate(rooms)}
-    figure, axes = plt.subplots(figsize=(13, 10))
+    figure, axes = plt.subplots(figsize=(14, 12))
     for room, (x, y) in at.items():
         axes.add_patch(FancyBboxPatch((x, y), WIDTH, HEIGHT, boxstyle="round,pad=0.2", facecolor=COLOUR[column(room)], edgecolor=PALE))
         modules, lines = house.rooms[room]
@@ -121,16 +126,20 @@ def draw(house: House, out: Path) -> None:
     for room, (x, y) in at.items():
         for target in house.needed(room):
             tx, ty = at[target]
-            start, end = (x + WIDTH / 2, y), (tx + WIDTH / 2, ty + HEIGHT)
-            if column(target) != column(room):
+            if column(target) == column(room):
+                side = SIDE[column(room)]
+                edge = x + (WIDTH + 0.3 if side > 0 else -0.3)
+                far = edge + side * (0.8 + (BULGE - 0.8) * (y - ty) / (tallest * (HEIGHT + GAP)))
+                points = [(edge, y + HEIGHT * 0.35), (far, y), (far, ty + HEIGHT), (edge, ty + HEIGHT * 0.65)]
+                curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+            else:
                 right = tx > x
-                start, end = (x + (WIDTH if right else 0), y + HEIGHT / 2), (tx + (0 if right else WIDTH), ty + HEIGHT / 2)
-            bend = "arc3,rad=0.15" if column(target) == column(room) else "arc3"
-            axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": ARROW, "lw": 0.8, "connectionstyle": bend})
-    top = tallest * (HEIGHT + GAP) + 2
+                curve = Curve([(x + (WIDTH if right else 0), y + HEIGHT / 2), (tx + (0 if right else WIDTH), ty + HEIGHT / 2)])
+            axes.add_patch(FancyArrowPatch(path=curve, arrowstyle="->", mutation_scale=8, color=ARROW, lw=0.8, zorder=0.5))
+    top = tallest * (HEIGHT + GAP) + 3.5
     for name, title in (("planner", "planner decides"), ("door", "the door: contract and common"), ("runtime", "runtime obeys")):
         axes.text(COLUMN[name] + WIDTH / 2, top, title, ha="center", color=INK, fontsize=12, weight="bold")
-    axes.set_xlim(-1, COLUMN["runtime"] + WIDTH + 1)
+    axes.set_xlim(-BULGE, COLUMN["runtime"] + WIDTH + BULGE)
     axes.set_ylim(0, top + 3)
     axes.axis("off")
     figure.savefig(out, dpi=110, bbox_inches="tight")

@@ -27,7 +27,7 @@ def rows(axes: Axes, title: str, owner: list[int], at: float) -> None:
         begun = max(free[rank], held[rank][-2] if len(held[rank]) > 1 else 0.0)
         free[rank] = begun + COPY
         axes.add_patch(Rectangle((begun, row + 0.45), COPY, 0.4, facecolor=COLOURS[rank], edgecolor=LINK, lw=0.8))
-        axes.text(begun + COPY / 2, row + 0.65, str(layer), ha="center", va="center", fontsize=8, color=INK)
+        axes.text(begun + COMPUTE / 2, row + 0.65, str(layer), ha="center", va="center", fontsize=8, color=INK)
         start = max(free[rank], done)
         done = start + COMPUTE
         held[rank].append(done)
@@ -55,10 +55,10 @@ def main() -> None:
     )
     axes.add_patch(Rectangle((0, -0.75), 0.8, 0.3, facecolor=COLOURS[0], edgecolor=LINK, lw=0.8))
     axes.text(1.0, -0.6, "a layer's weights on the link", fontsize=8, color=PALE, va="center")
-    axes.add_patch(Rectangle((7.6, -0.75), 0.8, 0.3, facecolor=INK))
-    axes.text(8.6, -0.6, "the layer is computed", fontsize=8, color=PALE, va="center")
-    axes.annotate("", (14.2, -0.6), (13.4, -0.6), arrowprops={"arrowstyle": "->", "color": HOP, "lw": 1.0})
-    axes.text(14.4, -0.6, "a hidden state hops", fontsize=8, color=PALE, va="center")
+    axes.add_patch(Rectangle((8.2, -0.75), 0.8, 0.3, facecolor=INK))
+    axes.text(9.2, -0.6, "the layer is computed", fontsize=8, color=PALE, va="center")
+    axes.annotate("", (15.6, -0.6), (14.8, -0.6), arrowprops={"arrowstyle": "->", "color": HOP, "lw": 1.0})
+    axes.text(15.8, -0.6, "a hidden state hops", fontsize=8, color=PALE, va="center")
     axes.set_xlim(-2.6, 33)
     axes.set_ylim(-1.0, 2 * RANKS + 2.0)
     axes.axis("off")

@@ -138,8 +138,7 @@ def advice(explanation: Explanation) -> tuple[str, ...]:
         return (*said, *_launched(e.plan), *free)
     others = ", ".join(f"{p.offer.name} gains {f'{p.gain:.1%}' if p.pays else 'nothing'}" for p in bought)
     return (
-        f"{best.offer.name} {_gain_text(best)}.",
-        *([f"{others[:1].upper()}{others[1:]}."] if others else []),
+        *(f"{said[:1].upper()}{said[1:]}." for said in (f"{best.offer.name} {_gain_text(best)}", others) if said),
         *_launched(e.plan),
         *free,
     )
