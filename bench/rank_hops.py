@@ -1,6 +1,7 @@
 """A hop of one token's hidden state between two cards, by each way that a recorded step of ranks could take it.
 
     python bench/rank_hops.py devices=0,1 out=rank-hops.json        # a minute
+    python bench/rank_hops.py devices=0,0 rounds=50 out=one-card.json   # both ranks on one card: see below
     python bench/rank_hops.py devices=cpu,cpu out=hops.json         # without cards it runs: gloo, and words that the CPU plays
 
 Each way with links idle and with both busy; microseconds of a hop, the median and the 99th percentile of `rounds` rounds:
@@ -12,6 +13,11 @@ Each way with links idle and with both busy; microseconds of a hop, the median a
 
 A recorded round is 8 times there and back behind one that is not timed; a launched one is once there and back. Without cards nothing is
 recorded. A way that a machine refuses has its reason in place of figures.
+
+NCCL takes no card for two ranks. On one card `gloo launched` stands in its place, which copies by the host. Two processes get such a card
+in turns of a millisecond or more: their figures say that words are right there, not how fast they are. One more row tells that:
+
+    words, one process   both ranks' graphs on streams of one process: a card's word to itself through the host's memory
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,6 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of  # noqa: E402
 from penstock.runtime.memory.device import CudaDevice  # noqa: E402
+from penstock.runtime.ranks.hop import Hop, HopMeter, Sent, StagedHop, TorchHop  # noqa: E402
 from penstock.runtime.ranks.shared_memory import Shared, SharedMemory  # noqa: E402
 from penstock.runtime.ranks.word_ways import HopPlaces, WordWays  # noqa: E402
 from penstock.runtime.recorded.stream_words import StreamWords  # noqa: E402
@@ -74,28 +81,21 @@ class PlayedWords:
             time.sleep(0)
 
 
-def by_group(rank: int, hidden: torch.Tensor) -> Trip:
+def there_and_back(rank: int, hop: Hop, hidden: torch.Tensor) -> Trip:
+    """By ``hop`` from rank 0 to rank 1, then from that."""
+
+    def trip() -> None:
+        for sender in (0, 1):
+            (hop.send if rank == sender else hop.receive)(hidden)
+
+    return trip
+
+
+def by_group(rank: int, one_card: bool) -> Hop:
     """By NCCL or gloo."""
-
-    def trip() -> None:
-        for sender in (0, 1):
-            if rank == sender:
-                dist.send(hidden, 1 - sender)
-            else:
-                dist.recv(hidden, sender)
-
-    return trip
-
-
-def by_words(ways: WordWays, hidden: torch.Tensor) -> Trip:
-    """Through shared memory."""
-    hop = ways.of(1 - ways.rank)
-
-    def trip() -> None:
-        for sender in (0, 1):
-            (hop.send if ways.rank == sender else hop.receive)(hidden)
-
-    return trip
+    assert dist.group.WORLD is not None
+    hop = TorchHop(dist.group.WORLD, 1 - rank, HopMeter(), Sent())
+    return StagedHop(hop) if one_card else hop
 
 
 def launched_us(trip: Trip, rounds: int, settle: Callable[[], None]) -> list[float]:
@@ -109,26 +109,32 @@ def launched_us(trip: Trip, rounds: int, settle: Callable[[], None]) -> list[flo
     return found[10:]
 
 
-def recorded_us(trip: Trip, rounds: int) -> list[float]:
-    """The same of rounds that are recorded, as the card sees it."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+def recorded_us(trips: Sequence[Trip], rounds: int) -> list[float]:
+    """The same of rounds that are recorded, as the card sees it: those of ``trips``, each on a stream of its own, are launched together."""
+    graphs, streams = [torch.cuda.CUDAGraph() for _ in trips], [torch.cuda.Stream() for _ in trips]
     begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-    with torch.cuda.graph(graph, None, stream, "thread_local"):
-        trip()
-        begin.record(stream)
-        for _ in range(TRIPS):
+    for trip, graph, stream in zip(trips, graphs, streams, strict=True):
+        with torch.cuda.graph(graph, None, stream, "thread_local"):
             trip()
-        end.record(stream)
+            if stream is streams[0]:
+                begin.record(stream)
+            for _ in range(TRIPS):
+                trip()
+            if stream is streams[0]:
+                end.record(stream)
     found = []
     for _ in range(rounds + 10):
-        graph.replay()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
         torch.cuda.synchronize()
         found.append(begin.elapsed_time(end) * 1e3 / 2 / TRIPS)
     return found[10:]
 
 
-def measured(rank: int, name: str, address: str, rounds: int, nbytes: int) -> list[dict[str, Any]]:
+def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes: int) -> list[dict[str, Any]]:
     """Rows of each way, idle and busy. Both ranks call it."""
+    name, one_card = names[rank], names[0] == names[1] != "cpu"
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     card = TorchCard(device)
     meeting = TorchMeeting(rank, 2, address, card.cuda)
@@ -139,26 +145,34 @@ def measured(rank: int, name: str, address: str, rounds: int, nbytes: int) -> li
     dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
     memory = memory or SharedMemory(Shared(*told[0]), lock)
     flags = CardWords() if card.cuda else PlayedWords(memory.bytes)
-    ways = WordWays(rank, places, memory.bytes.data_ptr(), memory.bytes if lock is None else lock.alias(memory.bytes), flags)
+    seen = memory.bytes if lock is None else lock.alias(memory.bytes)
+    both = [WordWays(number, places, memory.bytes.data_ptr(), seen, flags) for number in (0, 1)]
     settle = torch.cuda.synchronize if card.cuda else lambda: None
-    trips = {"nccl" if card.cuda else "gloo": by_group(rank, hidden), "words": by_words(ways, hidden)}
+    group = "nccl" if card.cuda and not one_card else "gloo"
+    hops: dict[str, Hop] = {group: by_group(rank, one_card), "words": both[rank].of(1 - rank)}
     rows = []
     with torch.inference_mode():
-        for way, trip in trips.items():
-            for recorded in (False, True) if card.cuda else (False,):
+        for way, hop in hops.items():
+            trip = there_and_back(rank, hop, hidden)
+            for recorded in (False, True) if card.cuda and way != "gloo" else (False,):
                 for busy in (False, True):
                     meeting.gathered(0.0)
                     row: dict[str, Any] = {"way": f"{way} {'recorded' if recorded else 'launched'}", "links": "busy" if busy else "idle"}
                     beside: AbstractContextManager[Any] = card.busy() if busy else nullcontext()
                     try:
                         with beside:
-                            took = recorded_us(trip, rounds) if recorded else launched_us(trip, rounds, settle)
+                            took = recorded_us([trip], rounds) if recorded else launched_us(trip, rounds, settle)
                         row |= quantiles(took)
                     except RuntimeError as error:  # both ranks are refused alike: before anything is launched
                         row["refused"] = str(error).strip().partition("\n")[0][:200]
                     rows.append(row)
     meeting.gathered(0.0)
     settle()
+    if one_card and rank == 0:
+        with torch.inference_mode():
+            trips = [there_and_back(number, both[number].of(1 - number), hidden.clone()) for number in (0, 1)]
+            rows += [{"way": "words, one process", "links": "idle", **quantiles(recorded_us(trips, rounds))}]
+    meeting.gathered(0.0)
     memory.close()
     return rows
 
@@ -175,21 +189,21 @@ def main() -> None:
     if len(devices) != 2:
         raise SystemExit(f"devices={given['devices']}: must be two, such as devices=0,1")
     if "rank" in given:
-        measured(1, devices[1], given["meet"], rounds, nbytes)
+        measured(1, devices, given["meet"], rounds, nbytes)
         dist.destroy_process_group()
         return
     with tempfile.TemporaryDirectory(prefix="penstock-hops-") as folder:
         address = f"file://{folder}/meet"
         other = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "rank=1", f"meet={address}"])
         try:
-            rows = measured(0, devices[0], address, rounds, nbytes)
+            rows = measured(0, devices, address, rounds, nbytes)
             dist.destroy_process_group()
             other.wait(PATIENCE_S)
         finally:
             other.kill()
             other.wait()
     for row in rows:
-        print(f"{row['way']:<16}{row['links']:<6}" + (row.get("refused") or f"{row['p50_us']:>9} us{row['p99_us']:>10} us (99 of 100)"))
+        print(f"{row['way']:<20}{row['links']:<6}" + (row.get("refused") or f"{row['p50_us']:>9} us{row['p99_us']:>10} us (99 of 100)"))
     name = "CPU" if devices[0] == "cpu" else torch.cuda.get_device_name(int(devices[0]))
     document = {"devices": [name] * 2, "torch": torch.__version__, "nbytes": nbytes, "rounds": rounds, "rows": rows}
     if "out" in given:

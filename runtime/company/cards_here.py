@@ -36,8 +36,8 @@ def cards_missing(plan: Plan, launched: bool = False, devices: Path = Path("/dev
     return None if max(needed) < here else (needed, here)
 
 
-def check_cards(plan: Plan, launched: bool) -> None:
-    """UserError for a plan of cards that are not here, with the remedy."""
+def check_cards(plan: Plan, launched: bool = False) -> None:
+    """UserError for a plan of cards that are not here, with the remedy. Before a rank sees its own card alone."""
     missing = cards_missing(plan, launched)
     if missing is not None:
         needed, here = missing

@@ -68,6 +68,8 @@ class EngineOptions:
     """Tokens that a sequence may come to hold, where that is more than its share of the pool."""
     keep_pool: bool = False
     """Pages of prefixes stay in the pool of a CPU, too, when no sequence holds them any more."""
+    one_card: bool = False
+    """Several ranks are on one card, which NCCL refuses: hidden states go by gloo. For tests and benches; no key sets it."""
 
 
 class HostSide:

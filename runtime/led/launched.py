@@ -12,6 +12,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import plan_text
+from penstock.runtime.company.cards_here import check_cards
 from penstock.runtime.company.company import Company, seat_of_environment
 from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.starting import enter
@@ -37,6 +38,7 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
         )
     if seat.rank:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's: this rank has nothing to tell, and may be waiting for others
+    check_cards(plan, launched=True)
     identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())
 
     def claims() -> HostClaims:

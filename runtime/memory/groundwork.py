@@ -58,7 +58,8 @@ class Groundwork:
                 f"the plan is for {hosts} hosts of {count // hosts} ranks each: start `torchrun --nnodes={hosts} --nproc-per-node="
                 f"{count // hosts} ... -m penstock.runtime run plan=` on each (docs/ranks.md), or solve again with hardware.hosts=1"
             )
-        check_cards(plan, company is not None)
+        if company is None:  # a rank that was started sees its own card alone
+            check_cards(plan)
         own = plan.of_rank(0 if company is None else company.rank)
         nbytes = arena_bytes(own.hardware, own.model, own.decisions) + beside_bytes
         return cls(Budget.of(own), nbytes, plan.ranks.count, company, plan.hardware.devices)

@@ -95,28 +95,59 @@ class TorchHop:
             self._sent.add(work, hidden)
 
 
+class StagedHop:
+    """Between two ranks of one card, which NCCL refuses: through memory of both processes, by ``hop`` of gloo. The host waits for it."""
+
+    def __init__(self, hop: Hop):
+        self._hop = hop
+
+    def receive(self, into: torch.Tensor) -> None:
+        self.coming(into)()
+
+    def coming(self, into: torch.Tensor) -> Callable[[], None]:
+        staged = torch.empty(into.shape, dtype=into.dtype)
+        come = self._hop.coming(staged)
+
+        def arrive() -> None:
+            come()
+            into.copy_(staged)
+
+        return arrive
+
+    def send(self, hidden: torch.Tensor) -> None:
+        self._hop.send(hidden.cpu())
+
+
 class Hops:
     """All ways of ``rank`` among those of all ranks, ``ways`` (from, to), by which a pass goes round; these are warmed up. All ranks make
-    theirs at the same time. ``without_cards`` is a group of gloo, which stays its giver's.
+    theirs at the same time. ``without_cards`` is a group of gloo, which stays its giver's. By it goes all of ranks on ``one_card``, too.
 
     With NCCL each of ``ways`` is a communicator with a stream of its own, so that nothing on its way from here holds up what comes.
     Costs their buffers, some MB a channel and peer.
     """
 
-    def __init__(self, rank: int, ways: Sequence[tuple[int, int]], device: torch.device, without_cards: dist.ProcessGroup):
+    def __init__(
+        self,
+        rank: int,
+        ways: Sequence[tuple[int, int]],
+        device: torch.device,
+        without_cards: dist.ProcessGroup,
+        one_card: bool = False,
+    ):
         self.rank, self.count = rank, 1 + max(map(max, ways))
         self.meter = HopMeter()
         self._sent = Sent()
         self._device = device
         self._groups: list[dist.ProcessGroup] = []
-        if device.type == "cuda":
+        self._staged = one_card and device.type == "cuda"
+        if device.type == "cuda" and not one_card:
             self._every = self._group(list(range(self.count)))
             edges = {edge: self._group(sorted(edge)) for edge in ways}
         else:
             self._every = without_cards
             edges = dict.fromkeys(ways, without_cards)
-        self._before = {one: TorchHop(group, one, self.meter, self._sent) for (one, other), group in edges.items() if other == rank}
-        self._behind = {other: TorchHop(group, other, self.meter, self._sent) for (one, other), group in edges.items() if one == rank}
+        self._before = {one: self._hop(group, one) for (one, other), group in edges.items() if other == rank}
+        self._behind = {other: self._hop(group, other) for (one, other), group in edges.items() if one == rank}
         self._warm_up(ways)
 
     def before(self, peer: int) -> Hop:
@@ -129,7 +160,11 @@ class Hops:
 
     def of(self, peer: int) -> Hop:
         """To and from any rank, for what comes once a pass."""
-        return TorchHop(self._every, peer, self.meter, self._sent)
+        return self._hop(self._every, peer)
+
+    def _hop(self, group: dist.ProcessGroup, peer: int) -> Hop:
+        hop = TorchHop(group, peer, self.meter, self._sent)
+        return StagedHop(hop) if self._staged else hop
 
     @property
     def others(self) -> Iterator[int]:

@@ -15,7 +15,7 @@ from penstock.runtime.company.company import Company
 from penstock.runtime.company.host_claims import installed
 from penstock.runtime.ranks.rank import Rank
 
-PASSED_ON = ("wrap_around", "warmup_layers", "balance_units", "keep_finished_units", "row_tokens", "keep_pool")
+PASSED_ON = ("wrap_around", "warmup_layers", "balance_units", "keep_finished_units", "row_tokens", "keep_pool", "one_card")
 """Fields of ``engine.host_side.EngineOptions`` that every rank takes from rank 0."""
 
 
@@ -33,6 +33,8 @@ class Options(Protocol):
     def cpu_product(self) -> CpuProduct | None: ...
     @property
     def kv_scratch_dir(self) -> Path | None: ...
+    @property
+    def one_card(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def open_with(ground: Grounded, plan: Plan, checkpoint: Path, options: Options, 
     company.join()
     if company.rank == 0:
         _agree(company, plan, checkpoint, options, reuse)
-    return Rank.of(plan, company)
+    return Rank.of(plan, company, options.one_card)
 
 
 def _agree(company: Company, plan: Plan, checkpoint: Path, options: Options, reuse: ReuseConfig | None) -> None:

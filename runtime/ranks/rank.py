@@ -33,16 +33,18 @@ class Rank:
     leading: Leading | None
     part_tokens: int = 0
     """Tokens of a prompt's pass that go through a layer together; 0: all of them."""
+    one_card: bool = False
+    """Whether other ranks may be on the same card."""
     _hops: Hops | None = None
 
     @classmethod
-    def of(cls, plan: Plan, company: Company) -> Rank:
+    def of(cls, plan: Plan, company: Company, one_card: bool = False) -> Rank:
         """Of the whole ``plan``; :meth:`meet` comes before the first pass."""
         count, number = plan.ranks.count, company.rank
         dealing = plan.dealing
         dealt = DealtModel(dealing, number, plan.model.vocab)
         leading = Leading(company, count) if number == 0 else None
-        return cls(number, dealing, plan.model.vocab, dealt, company, leading, plan.decisions.prefill_part_tokens)
+        return cls(number, dealing, plan.model.vocab, dealt, company, leading, plan.decisions.prefill_part_tokens, one_card)
 
     def take_parts(self, attention: PagedAttention | None, pool: KvPool, units: Holds, put: Put) -> None:
         """Have passes of prompts go through the layers in parts, where the plan says so. Where rows are computed each for itself they stay
@@ -53,7 +55,7 @@ class Rank:
     def meet(self, device: torch.device) -> None:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
         with self.company.noticing():
-            self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways)
+            self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways, self.one_card)
 
     @property
     def hops(self) -> Hops:

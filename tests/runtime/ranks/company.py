@@ -30,13 +30,13 @@ EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
 """Whether all cases run, as in `make test-ranks`: the others are those that find most, in few seconds."""
 
 
-def dealt_plan(checkpoint: Path, made: Decisions, dealt: int | tuple[int, ...], **work: Any) -> Plan:
+def dealt_plan(checkpoint: Path, made: Decisions, dealt: int | tuple[int, ...], gpu: bool = False, **work: Any) -> Plan:
     """A plan of so many ranks, or of ranks with so many layers each, that all decide ``made``, whose KV pages are those of
     each layer, and experts' slots those of each rank."""
     model, asked = spec_from_checkpoint(checkpoint), workload(**work)
     dealing = Dealing.even(dealt, model.layers) if isinstance(dealt, int) else Dealing(dealt)
     count = dealing.count
-    hardware = machine(cpu_cores=count, cpu_threads=count)
+    hardware = machine(gpu, cpu_cores=count, cpu_threads=count, devices=tuple(range(count)) if gpu else ())
 
     def of(part: ModelSpec) -> Decisions:
         kv = replace(made.kv, **{f"{tier}_pages": made.kv.of(tier) * part.layers for tier in Tier})

@@ -16,6 +16,8 @@ from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.replan_verb import replan_verb
 from penstock.runtime.company import cards_here
 from penstock.runtime.company.cards_here import cards_missing, check_cards
+from penstock.runtime.company.company import Company, Seat
+from penstock.runtime.memory.groundwork import Groundwork
 from tests.planner.small import GB, machine, model, work
 
 
@@ -44,7 +46,14 @@ def test_cards_that_are_not_here_are_counted_without_torch(of_four, monkeypatch,
     with pytest.raises(
         UserError, match=r"for GPUs 0, 1, 2, 3, and this machine has 2: solve again with hardware\.devices=\[0,1\], or add replan"
     ):
-        check_cards(of_four, launched=False)
+        check_cards(of_four)
+
+
+def test_a_rank_that_sees_its_own_card_alone_does_not_look_for_the_others(of_four, monkeypatch):
+    monkeypatch.setattr(cards_here, "cards_here", lambda devices: 1)
+    with pytest.raises(UserError, match="this machine has 1"):
+        Groundwork.of(of_four)
+    Groundwork.of(of_four, company=Company(Seat(1, 4), None))
 
 
 def test_a_plan_is_solved_again_for_the_cards_that_are_here(of_four, tmp_path, capsys):

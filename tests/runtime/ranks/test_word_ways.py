@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.ranks.dealt_model import DealtModel, EmbeddingElsewhere
+from penstock.runtime.ranks.hop import StagedHop
 from penstock.runtime.ranks.shared_memory import Shared, SharedMemory
 from penstock.runtime.ranks.word_ways import LINE, HopPlaces, WordWays
 from tests.cli import HANGS_S
@@ -140,6 +141,29 @@ def test_a_dealt_model_says_by_words_what_it_says_as_a_whole(count: int, tmp_pat
     with torch.inference_mode():
         for logits, ids in zip(found, passes, strict=True):
             assert torch.allclose(logits, whole(input_ids=ids, use_cache=False).logits, atol=1e-5, rtol=0)
+
+
+def test_what_goes_through_memory_of_both_processes_is_what_was_sent() -> None:
+    class Kept:
+        """Sends to itself."""
+
+        held: torch.Tensor
+
+        def coming(self, into: torch.Tensor) -> Callable[[], None]:
+            return lambda: None if into.copy_(self.held) is into else None
+
+        def receive(self, into: torch.Tensor) -> None:
+            raise AssertionError("what comes meanwhile would be waited for")
+
+        def send(self, hidden: torch.Tensor) -> None:
+            self.held = hidden
+
+    hop, into = StagedHop(Kept()), torch.zeros(2, 3)
+    hop.send(torch.arange(6.0).view(2, 3))
+    arrive = hop.coming(into)
+    assert not into.any(), "it is not there before it is waited for"
+    arrive()
+    assert into.flatten().tolist() == list(range(6))
 
 
 def test_another_process_reads_and_writes_the_same_memory() -> None:

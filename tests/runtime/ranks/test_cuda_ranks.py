@@ -1,0 +1,65 @@
+"""On a real card, which all ranks share: a dealt model says what it says on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.company.company import Company
+from penstock.runtime.company.starting import start
+from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.session import open_session
+from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.memory.ground import OpenCard
+from tests.runtime.ranks.company import dealt_plan
+from tests.support import decisions, plan_for, save_tiny
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+
+CARD = torch.device("cuda", 0)
+BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 20], max_new_tokens=24, chunk_tokens=1 << 20, limits=[24, 9, 17])
+PLACES: dict[str, dict[str, Any]] = {
+    "resident": {"resident": (3, 3, 1), "cap": 0, "hwm": 3, "distance": 0},
+    "streamed": {"resident": (1, 0, 1), "cap": 3, "hwm": 6, "distance": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def company() -> Iterator[Company]:
+    """Two ranks on the first card."""
+    made = start(2, (0, 0))
+    try:
+        yield made
+    finally:
+        made.leave()
+
+
+def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Generation, dict[str, Any]]:
+    ground = OpenCard(CudaDevice(0), CARD, company)
+    with open_session(plan, checkpoint, ground, EngineOptions(one_card=company is not None)) as session:
+        session.load(BATCH)
+        made = session.generate(BATCH, Sampler(Sampling(), CARD), keep_logits=True)
+        return made, session.engine.facts()
+
+
+def of_ranks(made: Decisions, checkpoint: Path) -> Plan:
+    return dealt_plan(checkpoint, made, 2, gpu=True)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company, where: str) -> None:
+    checkpoint = save_tiny(tmp_path)
+    made = decisions(gpu=True, **PLACES[where])
+    wanted, _ = generated(plan_for(checkpoint, made, gpu=True), checkpoint, None)
+    found, _ = generated(of_ranks(made, checkpoint), checkpoint, company)
+    assert found.tokens == wanted.tokens
+    for a, b in zip(found.logits, wanted.logits, strict=True):
+        assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
