@@ -10,7 +10,7 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.recording import launched_because
+from penstock.planner.contract.decided.recording import hops_launched, launched_because
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import broken_in
 from penstock.planner.explain.constraints import Constraint, constraints, launched_pieces_s, launches_bind
@@ -148,7 +148,8 @@ def _launched(plan: Plan) -> Iterator[str]:
     """That a step waits for launches, and why it is launched kernel by kernel, or in pieces."""
     if launches_bind(plan):
         kv = plan.decisions.kv
-        why = launched_because(plan.placement, kv.pages - kv.vram_pages) or "there is no Triton here, or none was probed"
+        why = launched_because(plan.placement, kv.pages - kv.vram_pages) or hops_launched(plan.hardware, plan.model)
+        why = why or "there is no Triton here, or none was probed"
         yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
     pieces_s, step_s = launched_pieces_s(plan), plan.prediction.decode_s_per_token
     if plan.model.experts and pieces_s > NOTICEABLE * step_s:

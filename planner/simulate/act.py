@@ -204,7 +204,7 @@ class Simulation:
 
     def _make_recorded(self) -> RecordedFeed | None:
         """Of decode steps that are recorded and copy anything."""
-        plan, placement, gpu = self._plan, self._placement, self._plan.hardware.gpu
+        plan, placement, gpu = self._plan, self._placement, self._machine.gpu
         units = placement.step_units if self._host_ns else placement.streamed_units
         if gpu is None or not units or not is_recorded(plan.hardware, placement, plan.decisions.kv):
             return None

@@ -104,7 +104,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
             seconds, device_s = (step_compute_s(h, stay, context, rows) for h in machines)
         before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
-        issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
+        issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
         dealt = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         over = ns(launched_s), idle[False]

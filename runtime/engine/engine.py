@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,6 +13,7 @@ import torch
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.recording import launched_because
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
@@ -98,7 +99,9 @@ class Engine:
                 rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | PieceSteps | None = None
-            self._recorded = 0, 0
+            self._refused: str | None = None
+            self.longest = 0, 0
+            """Rows of a recorded step, and tokens that each may come to hold: those of the largest rehearsal."""
         except BaseException:
             self.close()
             raise
@@ -183,7 +186,7 @@ class Engine:
         longest = max(map(len, batch.prompts))
         for tokens in (1, longest) if self.copier else (1,):
             self.rehearse(replace(batch, prompts=[[0] * tokens] * len(batch.prompts)))
-        self._recorded = len(batch.prompts), max(self._most_tokens(batch), self._fitting(self.host.options.row_tokens, 1))
+        self.longest = len(batch.prompts), max(self._most_tokens(batch), self._fitting(self.host.options.row_tokens, 1))
         if self.copier:
             meet_loose_rows(self.stepper, len(batch.prompts), self._most_tokens(batch))
         self.warm_up_experts(len(batch.prompts) * min(longest, batch.chunk_tokens))
@@ -224,22 +227,37 @@ class Engine:
             self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
-        if self._records and self.card is not None and self.copier is not None:
-            self._graphs = self._recording(self.card, self.copier)
-            self._stack.callback(self._graphs.stop)
-            self.stepper.graphs = self._graphs.record()
+        if self.card is not None and self.copier is not None:
+            with self.stepper.unled():
+                self._record(self.card, self.copier)
         if self.experts is not None:
             self.experts.stream()
 
-    def _recording(self, card: CardSide, copier: CopyDevice) -> RecordedSide | PieceSteps:
+    def _record(self, card: CardSide, copier: CopyDevice) -> None:
+        """Decode steps, where they are recorded; other ranks do the same at the same time."""
+        shapes, others = self.host.options.verify_shapes, None if self._rank is None else self._rank.shared
+        if others is not None and isinstance(copier, CudaDevice):
+            assert self._rank is not None
+            tokens = max([self.longest[0], *(shape.all_tokens for shape in shapes)])
+            nbytes = self._rank.hop_bytes(tokens, self.model.config.get_text_config(decoder=True).hidden_size)
+            self._stack.callback(others.close)
+            self._refused, agreed = others.open(copier, nbytes, self._not_recorded(), shapes)
+            shapes = tuple(agreed)
+        if self._refused is None and self._records:
+            self._graphs = self._recording(card, copier, shapes)
+            self._stack.callback(self._graphs.stop)
+            self.stepper.graphs = self._graphs.record()
+
+    def _recording(self, card: CardSide, copier: CopyDevice, shapes: Sequence[VerifyShape]) -> RecordedSide | PieceSteps:
         """What records decode steps, experts being rehearsed."""
         if self.experts is None:
             fed = FedStepper(self.stepper, self.model, self._rehearsal, self._fed_by)
-            return RecordedSide(fed, self.host, card, copier, *self._recorded)
+            others = None if self._rank is None else self._rank.shared
+            return RecordedSide(fed, self.host, card, copier, *self.longest, shapes, others)
 
         def longest(use: Callable[[Step], None]) -> None:
             with self._fed_by(self._rehearsal):
-                longest_step(self.stepper, *self._recorded, use)
+                longest_step(self.stepper, *self.longest, use)
 
         routed, open_pieces = HandedExperts(decoder_layers(self.model)), partial(CardPieces, self.device)
         return PieceSteps(self.stepper, open_pieces, routed, self.host.blocks, lambda: self._binder.stream, self._begin_pass, longest)
@@ -250,18 +268,24 @@ class Engine:
 
     def _alike(self) -> bool:
         """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
-        together = isinstance(self.copier, CudaDevice) and self._rank is None
+        together = isinstance(self.copier, CudaDevice) and (self._rank is None or self._rank.shared is not None)
         return together and launched_because(self._placement, len(self.outside.layers)) is None
 
     @property
     def launched_because(self) -> str | None:
         """Why steps that are alike are launched kernel by kernel; None where they are not, or are not alike."""
-        if self._rank is not None:
+        if self._rank is not None and self._rank.shared is None:
             return f"layers are dealt to {self._rank.count} ranks"
         if not self._alike():
             return None
-        if self._graphs is not None:
-            return self._graphs.refused
+        return self._refused or (self._not_recorded() if self._graphs is None else self._graphs.refused)
+
+    def _not_recorded(self) -> str | None:
+        """Why no step is recorded here; None where steps are, or may be."""
+        if self._records:
+            return None
+        if not self._alike():
+            return launched_because(self._placement, len(self.outside.layers)) or "its steps are not alike"
         options = self.host.options
         asked = "engine.graphs=false" if not options.graphs else "engine.wrap_around=false" if not options.wrap_around else None
         return asked or ("DRAM is not page-locked" if self.arena.refused else "Triton is not installed")

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import HostPool, pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.host_side import HostSide
@@ -22,7 +23,7 @@ from penstock.runtime.model.binding import WeightStream, views
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_graph import CardGraph
-from penstock.runtime.recorded.graph_steps import GraphSteps
+from penstock.runtime.recorded.graph_steps import GraphSteps, Others
 from penstock.runtime.recorded.host_steps import HostSteps, HostUnit, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
@@ -51,11 +52,22 @@ class _Feed:
 
 
 class RecordedSide:
-    """Steps of ``rows`` sequences of at most ``most_tokens``, each recorded once. Made when all places are filled or being filled."""
+    """Steps of ``rows`` sequences of at most ``most_tokens``, each recorded once, and passes of ``shapes`` that verify. Made when all
+    places are filled or being filled. ``others`` make theirs at the same time."""
 
-    def __init__(self, fed: FedStepper, host: HostSide, card: CardSide, copier: CopyDevice, rows: int, most_tokens: int):
+    def __init__(
+        self,
+        fed: FedStepper,
+        host: HostSide,
+        card: CardSide,
+        copier: CopyDevice,
+        rows: int,
+        most_tokens: int,
+        shapes: Sequence[VerifyShape],
+        others: Others | None = None,
+    ):
         self._fed, self._host, self._card, self._copier = fed, host, card, copier
-        self._rows, self._most_tokens = rows, most_tokens
+        self._rows, self._most_tokens, self._shapes, self._others = rows, most_tokens, shapes, others
         self._feeds: dict[str, _Feed] = {}
         self._captured: list[GraphSteps] = []
         self._verify: list[GraphSteps] = []
@@ -85,7 +97,7 @@ class RecordedSide:
         """Schedule -> passes that verify, largest first: with the CPU as far as the plan has it compute so many rows, else streaming."""
         found: dict[str, list[GraphSteps]] = {name: [] for name in recorded}
         host = self._host.placement.weights.host
-        for shape in sorted(self._host.options.verify_shapes, key=lambda shape: -shape.all_tokens):
+        for shape in sorted(self._shapes, key=lambda shape: -shape.all_tokens):
             on_host = host.compute(shape.all_tokens)
             name = OWN if on_host else alone
             if name not in recorded or recorded[name].refused is not None or shape.tokens > self._most_tokens:
@@ -163,7 +175,7 @@ class RecordedSide:
         return steps
 
     def _steps(self, feed: _Feed, host: HostSteps | None) -> GraphSteps:
-        return GraphSteps(self._fed.stepper, feed.graph, feed.stream, self._fed.rehearsal, self._fed.fed_by, feed.turns, host)
+        return GraphSteps(self._fed.stepper, feed.graph, feed.stream, self._fed.rehearsal, self._fed.fed_by, feed.turns, host, self._others)
 
     def _capture(self, steps: GraphSteps, rows: int, tokens: int = 1) -> None:
         self._captured.append(steps)

@@ -149,7 +149,7 @@ class Session:
             sampler.warm_up(logits)
         self._mark("rehearsal")
         if self.rank is not None and self.rank.leading is not None:
-            self.rank.leading.finish_loading()
+            self.rank.leading.finish_loading(self.engine.longest)
         self.finish_loading(progress, largest)
         self._mark("room")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Protocol
 
@@ -156,6 +157,15 @@ class Stepper:
         (self._alone or self._states).pretend(sequence, tokens)
         if self._leading is not None:
             self._leading.pretend(sequence, tokens)
+
+    @contextmanager
+    def unled(self) -> Iterator[None]:
+        """Inside, other ranks are told nothing: they do the same by themselves."""
+        leading, self._leading = self._leading, None
+        try:
+            yield
+        finally:
+            self._leading = leading
 
     @property
     def recorded(self) -> bool:

@@ -36,8 +36,9 @@ class LedSession:
         """A rehearsal takes so many tokens for computed."""
         self._session.engine.stepper.pretend(sequence, tokens)
 
-    def finish_loading(self) -> None:
-        """Rehearsals are over."""
+    def finish_loading(self, longest: tuple[int, int]) -> None:
+        """Rehearsals are over; ``longest`` as rank 0's engine has it."""
+        self._session.engine.longest = longest
         self._session.engine.warm_up_experts(self._widest)
         self._is_loaded = True
         self._session.finish_loading()

@@ -94,7 +94,8 @@ class DealtModel:
         """The last layer has computed: logits are wanted of some tokens."""
         if self._wanted:
             hidden = hidden_of(made)
-            last = torch.cat([hidden[:, first:end] for first, end in self._ends], dim=1)
+            every = self._wanted == hidden.shape[1]
+            last = hidden if every else torch.cat([hidden[:, first:end] for first, end in self._ends], dim=1)
             for rank in range(self._dealing.count):
                 if rank != self._rank:
                     self._ways.of(rank).send(last)
@@ -106,6 +107,8 @@ class DealtModel:
         hidden = hidden_of(made)
         last = hidden.new_empty(hidden.shape[0], self._wanted, *hidden.shape[2:])
         self._ways.of(self._dealing.owner(self._dealing.layers - 1)).receive(last)
+        if self._wanted == hidden.shape[1]:
+            return (last, *made[1:]) if isinstance(made, tuple) else last
         taken, first = torch.empty_like(hidden), 0
         for begin, end in self._ends:
             taken[:, begin:end] = last[:, first : first + end - begin]

@@ -21,7 +21,7 @@ class Leading:
     def passing(self, step: Step) -> Iterator[None]:
         """``step`` is computed inside, by all. A pass that is left in its middle is the others' end: they wait for what does not come."""
         self._inside = True
-        self._tell("step", rows=rows_in_words(step))
+        self._tell("step", rows=rows_in_words(step), ends=step.ends)
         with self._company.noticing():
             yield
         self._inside = False
@@ -34,9 +34,9 @@ class Leading:
         """A rehearsal takes so many tokens of ``sequence`` for computed."""
         self._tell("pretend", sequence=sequence, tokens=tokens)
 
-    def finish_loading(self) -> None:
-        """Rehearsals are over."""
-        self._tell("load")
+    def finish_loading(self, longest: tuple[int, int]) -> None:
+        """Rehearsals are over. ``longest``: rows of a recorded step, and tokens that each may come to hold."""
+        self._tell("load", longest=longest)
         if self._company.line is not None:
             self._company.line.steady()
 
@@ -95,7 +95,7 @@ class Led(Protocol):
     def run(self, step: Step) -> object: ...
     def forget(self, sequence: int) -> None: ...
     def pretend(self, sequence: int, tokens: int) -> None: ...
-    def finish_loading(self) -> None: ...
+    def finish_loading(self, longest: tuple[int, int]) -> None: ...
     def book(self, phase: str) -> None: ...
     def links(self, alone: int | None) -> dict[str, Any]: ...
     def round_trips(self, nbytes: int, rounds: int) -> object: ...
@@ -110,13 +110,14 @@ def follow(company: Company, led: Led) -> None:
         match words["what"]:
             case "step":
                 with company.noticing():
-                    led.run(step_of_words(words["rows"]))
+                    led.run(step_of_words(words["rows"], words["ends"]))
             case "forget":
                 led.forget(words["sequence"])
             case "pretend":
                 led.pretend(words["sequence"], words["tokens"])
             case "load":
-                led.finish_loading()
+                rows, tokens = words["longest"]
+                led.finish_loading((rows, tokens))
                 company.steady()
             case "book":
                 led.book(words["phase"])
@@ -143,8 +144,7 @@ def rows_in_words(step: Step) -> list[list[Any]]:
     return [[row.sequence, row.tokens, row.start, row.pages, str(row.kind), row.wanted] for row in step.rows]
 
 
-def step_of_words(rows: list[list[Any]]) -> Step:
-    """What :func:`rows_in_words` made."""
-    return Step(
-        tuple(Row(number, tuple(tokens), start, tuple(pages), RowKind(kind), wanted) for number, tokens, start, pages, kind, wanted in rows)
-    )
+def step_of_words(rows: list[list[Any]], ends: bool) -> Step:
+    """Of what :func:`rows_in_words` made."""
+    each = (Row(number, tuple(tokens), start, tuple(pages), RowKind(kind), wanted) for number, tokens, start, pages, kind, wanted in rows)
+    return Step(tuple(each), ends)

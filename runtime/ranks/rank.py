@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.company.company import Company
@@ -19,6 +20,7 @@ from penstock.runtime.ranks.followers import Leading
 from penstock.runtime.ranks.hop import Hops
 from penstock.runtime.ranks.pass_parts import Holds, PassParts
 from penstock.runtime.ranks.rank_store import part_of_skeleton
+from penstock.runtime.ranks.shared_steps import SharedSteps
 
 
 @dataclass
@@ -35,6 +37,10 @@ class Rank:
     """Tokens of a prompt's pass that go through a layer together; 0: all of them."""
     one_card: bool = False
     """Whether other ranks may be on the same card."""
+    shared: SharedSteps | None = None
+    """What steps are recorded with, where hops are, once :meth:`meet` is over."""
+    recorded: bool = False
+    """Whether the plan records steps of this rank with their hops."""
     _hops: Hops | None = None
 
     @classmethod
@@ -44,7 +50,9 @@ class Rank:
         dealing = plan.dealing
         dealt = DealtModel(dealing, number, plan.model.vocab)
         leading = Leading(company, count) if number == 0 else None
-        return cls(number, dealing, plan.model.vocab, dealt, company, leading, plan.decisions.prefill_part_tokens, one_card)
+        recorded = can_record(plan.hardware, plan.of_rank(number).model)
+        parts = plan.decisions.prefill_part_tokens
+        return cls(number, dealing, plan.model.vocab, dealt, company, leading, parts, one_card, recorded=recorded)
 
     def take_parts(self, attention: PagedAttention | None, pool: KvPool, units: Holds, put: Put) -> None:
         """Have passes of prompts go through the layers in parts, where the plan says so. Where rows are computed each for itself they stay
@@ -56,6 +64,12 @@ class Rank:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
         with self.company.noticing():
             self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways, self.one_card)
+        self.shared = SharedSteps(self.company, self.count, self.model, self.hops.meter) if self.recorded else None
+
+    def hop_bytes(self, tokens: int, hidden: int) -> int:
+        """At most, of a hop of ``tokens`` hidden states or of a rank's logits behind them, each number of four bytes."""
+        rows = max(len(self.dealing.vocab_rows(rank, self.vocab)) for rank in range(self.count))
+        return 4 * tokens * max(hidden, rows)
 
     @property
     def hops(self) -> Hops:
@@ -82,6 +96,8 @@ class Rank:
         broken = self.leading is not None and self.leading.is_broken
         if self.leading is not None:
             self.leading.close()
+        if broken and self.shared is not None:
+            self.shared.let_go()
         if self._hops is not None:
             self._hops.close(broken)
         if self.leading is not None:

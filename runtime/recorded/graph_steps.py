@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 import torch
 
@@ -11,10 +12,20 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.card_graph import CardGraph
-from penstock.runtime.recorded.host_steps import HostSteps
+from penstock.runtime.recorded.host_steps import Flags, HostSteps
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.slot_turns import SlotTurns
 from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
+
+
+class Others(Protocol):
+    """The other ranks of a dealt model, which record the same at the same time: ``ranks.shared_steps.SharedSteps``."""
+
+    def agree(self, refused: str | None) -> str | None:
+        """Why any rank refuses; None where none does."""
+
+    def recording(self, flags: Flags) -> AbstractContextManager[Callable[[], None]]:
+        """Inside, hidden states go by words of ``flags``. What it gives is called at each launch."""
 
 
 class GraphSteps:
@@ -24,7 +35,8 @@ class GraphSteps:
 
     ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
     recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. ``host``
-    computes units on the CPU. Costs the activations of one step in memory of its own, and 8 bytes for each page of a row.
+    computes units on the CPU. ``others`` record the same or nothing. Costs the activations of one step in memory of its own, and 8 bytes
+    for each page of a row.
     """
 
     def __init__(
@@ -36,9 +48,11 @@ class GraphSteps:
         fed_by: Callable[[WeightStream], AbstractContextManager[object]],
         turns: SlotTurns | None,
         host: HostSteps | None = None,
+        others: Others | None = None,
     ):
         self._stepper, self._graph, self._stream, self._rehearsal = stepper, graph, stream, rehearsal
-        self._fed_by, self.turns, self._host = fed_by, turns, host
+        self._fed_by, self.turns, self._host, self._others = fed_by, turns, host, others
+        self._launched: Callable[[], None] = lambda: None
         self._tabled: TabledRows | None = None
         self._logits = torch.empty(0)
         self.refused: str | None = None
@@ -55,20 +69,29 @@ class GraphSteps:
     @torch.inference_mode()
     def capture(self, step: Step) -> None:
         """Record ``step``, whose rows have as many tokens and pages as any will: later ones may be fewer, never more. What cannot be
-        recorded, since the host takes part in it or memory is short, is told by :attr:`refused`."""
+        recorded, since the host takes part in it or memory is short, is told by :attr:`refused`. RuntimeError where the passes before fail
+        while others wait for their hidden states."""
         stepper, tabled = self._stepper, TabledRows.of(step, self._stepper)
+        warmed = False
         try:
             with self._fed_by(self._rehearsal), self._graph.warming():
                 for _ in range(WARMED):
                     stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
+            warmed = True
             beside = nullcontext() if self._host is None else self._host.computing(self._graph, self._stream)
-            with self._fed_by(self._stream), beside, self._graph.recording():
+            hops = nullcontext(self._launched) if self._others is None else self._others.recording(self._graph)
+            with self._fed_by(self._stream), beside, hops as self._launched, self._graph.recording():
                 self._logits = stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
         except RuntimeError as error:
-            torch.cuda.synchronize(stepper.device)
+            if self._others is not None and not warmed:
+                raise
+            if stepper.device.type == "cuda":
+                torch.cuda.synchronize(stepper.device)
             self.refused = refusal(error)
-            return
-        self._tabled, self.rows, self.tokens = tabled, tabled.rows, tabled.tokens
+        if self._others is not None:
+            self.refused = self._others.agree(self.refused)
+        if self.refused is None:
+            self._tabled, self.rows, self.tokens = tabled, tabled.rows, tabled.tokens
 
     @torch.inference_mode()
     def run(self, step: Step) -> torch.Tensor:
@@ -83,6 +106,7 @@ class GraphSteps:
             if self._host is not None:
                 self._host.begin_step()
             self._graph.launch()
+            self._launched()
             self._stream.launched(step.ends)
             if step.ends and self.turns is not None:
                 self.turns.give()

@@ -94,7 +94,7 @@ class TestHardware:
         cfg = dataclasses.asdict(hardware(name))
         origin = cfg.pop("origin")
         only_runs_tell = {"pass_s", "start_s", "cpu.threads", "ssd.long_gbps", "ssd.burst_s"}
-        of_other_machines = {"hosts", "network.gbps", "network.hop_s"}
+        of_other_machines = {"hosts", "network.gbps", "network.hop_s", "links.word_hop_s"}
         figures = {path for path, value in leaves(cfg) if isinstance(value, int | float | list)} - only_runs_tell - of_other_machines
         assert len(figures) >= 12
         uncovered = {path for path in figures if not any(path == key or path.startswith(f"{key}.") for key in origin)}

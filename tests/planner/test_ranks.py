@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.recording import can_record, hops_launched, is_recorded
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
@@ -44,7 +45,7 @@ from penstock.planner.solver.program import optimum
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
-from tests.planner.small import GB, MB, blocks, machine, model, with_units, work
+from tests.planner.small import GB, MB, blocks, gpu, machine, model, with_units, work
 
 TOGETHER = Links(Curve(((1, 55.0), (2, 107.0), (4, 174.0))), 7e-5, 392.0)
 
@@ -257,6 +258,27 @@ def test_a_host_more_brings_its_drive_and_its_memory(tmp_path):
     assert read_plan(tmp_path / "plan.yaml") == plan
     assert {fill.tier: fill.capacity_bytes for fill in fills(plan)}["dram"] == 4 * GB
     assert "hosts" in {offer.key for offer in offers(question)}
+
+
+def test_hops_are_recorded_with_steps_where_their_seconds_are_known():
+    """All in VRAM, launches bind: a recorded step takes its layers one after the other, and each hop what words take."""
+    launching = host(vram=40 * GB, gpu=gpu(layer_kernels_s=1e-5), layer_launch_s=5e-3)
+    question = Question(launching, model(), work())
+    words = replace(launching, links=replace(TOGETHER, word_hop_s=1e-3))
+    alone, two = answer_dealt(question), answer_dealt(replace(question, hardware=words, ranks=2))
+    unknown = answer_dealt(replace(question, ranks=2))
+    step_s = [plan.prediction.decode_s_per_token for plan in (alone, unknown, two)]
+    assert step_s[1] > 8 / 2 * 5e-3 and "word_hop_s" in hops_launched(unknown.hardware, unknown.of_rank(1).model)
+    row = model().hidden * 2 * (1 / launching.gpu.d2h.peak + 1 / launching.gpu.h2d.peak) / 1e9
+    head_s = model().lm_head.stored_bytes / launching.weight_gbps / 1e9 / 2
+    assert step_s[2] - step_s[0] == pytest.approx(9 * 1e-3 + 7 * row - head_s, rel=1e-3), (
+        "7 hops between layers, two behind them; half a head"
+    )
+    assert is_recorded(two.of_rank(1).hardware, two.of_rank(1).placement, two.of_rank(1).decisions.kv)
+    apart = replace(words, hosts=2, network=Network(1.25, 1e-4))
+    assert hops_launched(apart, two.of_rank(1).model) == "hidden states go from host to host"
+    routed = model_of_rank(model(experts=4), Dealing.even(2, 8), 1)
+    assert not can_record(words, routed) and can_record(words, model(experts=4))
 
 
 def test_ranks_of_a_host_are_neighbours_and_have_its_cards():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -25,16 +26,19 @@ from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
-from tests.planner.small import GB, MB, model, work
+from tests.planner.small import GB, MB, gpu, model, work
 from tests.planner.test_ranks import host
 
 LINKS = Links(Curve(((1, 55.0), (2, 107.0), (4, 174.0), (8, 340.0))), 7e-5, 392.0)
 CARDS = {"cards": 8, "links": LINKS, "dram_bus_gbps": 400.0}
+WORDS = {"cards": 8, "links": replace(LINKS, word_hop_s=1.5e-5), "dram_bus_gbps": 400.0, "gpu": gpu(layer_kernels_s=1e-5)}
+"""Cards that record steps, and their hops."""
 CASES = {
     "eight links": (8, host(vram=700 * MB, **CARDS), model(layers=24), work(requests=3)),
     "eight cards, prompts in parts": (8, host(vram=2 * GB, **CARDS), model(layers=27), work(prompt_tokens=8192)),
     "all resident": (3, host(vram=40 * GB, **CARDS), model(layers=25), work(prompt_tokens=8192, new_tokens=8)),
     "experts": (2, host(vram=3 * GB, **CARDS), model(layers=16, experts=8), work(new_tokens=16)),
+    "recorded, all resident": (3, host(vram=40 * GB, **WORDS), model(layers=25), work(new_tokens=32)),
     "no cards": (2, host(vram=0), model(layers=24), work(prompt_tokens=512)),
     "two hosts": (4, host(vram=2 * GB, **CARDS | {"cards": 2, "hosts": 2, "network": Network(1.25, 1e-4)}), model(), work(requests=3)),
 }
@@ -76,6 +80,18 @@ def test_a_plan_of_ranks_takes_as_long_as_its_lanes_and_hops(count, hardware, wh
     assert copied == pytest.approx(promised.h2d_bytes_per_token, rel=0.02)
     every = RanksSimulation(plan, Options(skip=False)).run() if count < 4 else acted
     assert [one.total_ns for one in every] == [one.total_ns for one in acted], "passes that come again are counted as they are"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_recorded_step_of_ranks_takes_as_long_as_its_copies(count: int) -> None:
+    """Launching 24 layers would take 2 ms each, all ranks at the same time."""
+    hardware = host(vram=700 * MB, **WORDS | {"layer_launch_s": 2e-3})
+    plan = answer_dealt(Question(hardware, model(layers=24), work(), ranks=count))
+    record = RanksSimulation(plan, Options()).run()[0].record
+    assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.02)
+    assert plan.prediction.bottleneck_decode == H2D
+    launched = answer_dealt(Question(replace(hardware, links=LINKS), model(layers=24), work(), ranks=count))
+    assert plan.prediction.decode_s_per_token < 0.9 * launched.prediction.decode_s_per_token
 
 
 EXPERTS = {

@@ -134,6 +134,9 @@ class LinksConfig:
     send and receive of 16 KB between two H100s; without a GPU 420, gloo's between two processes of a busy host."""
     p2p_gbps: Annotated[float | None, RATE_IF_MEASURED] = None
     """Rate between ranks of the hidden states of a prompt; 0: not measured, and not waited for. null: 0; without a GPU 0.2, gloo's."""
+    word_hop_s: Annotated[float, Bounds(0.0, 1.0)] = 0.0
+    """Seconds in which the hidden state of a token goes from one rank to the next inside a recorded step, through page-locked memory of the
+    host; 0: not measured, so steps of several ranks are launched kernel by kernel. `bench/rank_hops.py` measures it."""
 
 
 @dataclass

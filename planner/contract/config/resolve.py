@@ -97,12 +97,13 @@ def _links(cfg: LinksConfig | None, cards: bool) -> Links:
     if cfg is None:
         return own
     together = _curve("hardware.links.together_gbps", cfg.together_gbps, "[GPUs, GB/s]") if cfg.together_gbps else None
-    return Links(together, own.hop_s if cfg.hop_s is None else cfg.hop_s, own.p2p_gbps if cfg.p2p_gbps is None else cfg.p2p_gbps)
+    hop_s, p2p_gbps = own.hop_s if cfg.hop_s is None else cfg.hop_s, own.p2p_gbps if cfg.p2p_gbps is None else cfg.p2p_gbps
+    return Links(together, hop_s, p2p_gbps, word_hop_s=cfg.word_hop_s)
 
 
 def _links_mapping(links: Links) -> dict[str, Any]:
     together = [] if links.together is None else [list(point) for point in links.together.points]
-    return {"together_gbps": together, "hop_s": links.hop_s, "p2p_gbps": links.p2p_gbps}
+    return {"together_gbps": together, "hop_s": links.hop_s, "p2p_gbps": links.p2p_gbps, "word_hop_s": links.word_hop_s}
 
 
 def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from penstock.planner.contract.given.model import OWN_ATTENTION, ModelSpec
 
 def never_recorded(model: ModelSpec) -> str | None:
     """Why no step of ``model`` is recorded, wherever its weights lie; None where one can be."""
-    if model.dealt is not None:
-        return "hidden states go from rank to rank"
+    if model.dealt is not None and model.dealt.routed:
+        return "routed experts of one rank wait for those of another"
     if model.state_bytes:
         return "some layers keep a state beside K and V"
     if model.model_type in OWN_ATTENTION:
@@ -42,9 +42,20 @@ def launched_because(placement: Placement, kv_outside: int) -> str | None:
     return "KV of running sequences lies outside VRAM" if kv_outside else None
 
 
+def hops_launched(hardware: HardwareProfile, model: ModelSpec) -> str | None:
+    """Why the host launches the hops of a ``model`` that is dealt; None where a recorded step holds them, or there are none."""
+    if model.dealt is None:
+        return None
+    if hardware.hosts > 1:
+        return "hidden states go from host to host"
+    return None if hardware.links.word_hop_s else "hidden states go from rank to rank, and hardware.links.word_hop_s is not measured"
+
+
 def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
     """Whether ``hardware`` records steps of ``model``, as a whole or in pieces, where its weights and its KV lie right."""
-    return hardware.gpu is not None and bool(hardware.gpu.layer_kernels_s) and never_recorded(model) is None
+    if hardware.gpu is None or not hardware.gpu.layer_kernels_s:
+        return False
+    return never_recorded(model) is None and hops_launched(hardware, model) is None
 
 
 def is_recorded(hardware: HardwareProfile, placement: Placement, kv: KvPages) -> bool:

@@ -21,6 +21,9 @@ class Links:
     """Rate of larger hidden states between ranks; 0: not known, so nothing waits for it."""
     held_to: float = 1.0
     """What a rank's link is priced at while all carry, of what it carries alone."""
+    word_hop_s: float = 0.0
+    """Seconds of a token's hop inside a recorded step: through page-locked memory of the host, in an order that words keep. 0: that was not
+    measured, and steps of several ranks are launched kernel by kernel."""
 
     def share(self, cards: int, alone_gbps: float) -> float:
         """Of a link's ``alone_gbps``, what is left while those of ``cards`` carry at once."""

@@ -99,7 +99,10 @@ def decode_phase(
     launched_s = chained_s(hardware, model, passed, lambda machine: decode_compute_s(machine, computed_by, workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
     records = can_record(hardware, model)
-    compute_s = recorded_s(hardware, computed_by, context, batch) if records else launched_s
+    compute_s = launched_s
+    if records:
+        recorded = replace(passed, recorded=True)
+        compute_s = chained_s(hardware, model, recorded, lambda machine: recorded_s(machine, computed_by, context, batch))
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read) + Price(meanwhile=launched_meanwhile_s(hardware, model, batch))
     lookups = _lookups(hardware, model, batch, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.ranks.dealing import Dealing
@@ -26,9 +27,17 @@ class Passed:
     """Seconds in which a rank multiplies by its rows of the LM head in all passes, while the others do."""
     last_part: float = 1.0
     """Seconds of a pass's last part, of those of a mean one."""
+    recorded: bool = False
+    """Whether the passes are recorded, and their hops with them."""
 
 
-def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float) -> tuple[float, float]:
+def recorded_hop_s(hardware: HardwareProfile, nbytes: float) -> float:
+    """Seconds of a hop of ``nbytes`` inside a recorded step: one card's kernel writes it to the host's memory, the other's reads it."""
+    assert hardware.gpu is not None
+    return hardware.links.word_hop_s + nbytes / GB * (1 / hardware.gpu.d2h.peak + 1 / hardware.gpu.h2d.peak)
+
+
+def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float, recorded: bool = False) -> tuple[float, float]:
     """Seconds of a hop of ``rows`` tokens between two layers, and of one behind all layers; none of a model that is not dealt.
 
     Of several hosts, whose ranks have neighbouring numbers, ``hosts`` of each round of ``count`` hops go over the network, and so do those
@@ -37,6 +46,8 @@ def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float) -> tuple[f
     if model.dealt is None:
         return 0.0, 0.0
     nbytes, network = rows * model.hidden * model.compute_dtype.nbytes, hardware.network if hardware.hosts > 1 else None
+    if recorded:
+        return recorded_hop_s(hardware, nbytes), hardware.links.word_hop_s
     between, behind = hardware.links.hop_of(nbytes), hardware.links.hop_s
     if network is None:
         return between, behind
@@ -69,9 +80,9 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     device_s = alone_s if hardware.gpu is None or dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
     head_s = min(passed.head_s, device_s) / passed.passes
     layer_s = (device_s / passed.passes - head_s) / model.layers
-    between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts)
+    between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts, passed.recorded)
     slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
-    wide_s = slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
+    wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
     last_part = 1.0 if Dealing(dealt.counts).is_even else passed.last_part
     ring = Ring([layer_s] * dealt.count, passed.parts, between_s, wide_s, last_part)
     return max(alone_s, passed.passes * (ring.through(dealt.owners) + BEHIND_LAYERS * behind_s + head_s))

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.planner.common.timeline.spans import COMPUTE, HOP, LAUNCH
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.ranks.rank_chain import recorded_hop_s
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.act import Among, Options, Simulation, Wait
 from penstock.planner.simulate.lanes import Clock, Work, ns
@@ -36,6 +38,7 @@ class RankPlay:
         self._dealing = plan.dealing
         ranks_a_host = plan.ranks.count // plan.hardware.hosts
         among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware))
+        self._steps_recorded = is_recorded(self.plan.hardware, self.plan.placement, self.plan.decisions.kv)
         experts = self.plan.model.experts
         routers = DrawnRouters(experts, number) if experts else None
         self.sim = Simulation(self.plan, options, routers=routers, among=among)
@@ -83,14 +86,14 @@ class RankPlay:
         """The last hidden states go to all ranks, each multiplies by its rows of the LM head, and the first one has all logits."""
         sim, count = self.sim, self._dealing.count
         if self.number == owner:
-            self._hop(LAST, 0, self._behind_s)
+            self._hop(LAST, 0, self._behind_s(part))
         else:
             yield from self._arrival(LAST, 0)
         for at, unit in enumerate(sim.units):
             if unit.kind == "head":
                 yield from sim.visit(part, unit, part.unit_ns[at])
         if self.number:
-            self._hop(LOGITS, self.number, self._behind_s)
+            self._hop(LOGITS, self.number, self._behind_s(part))
             return
         for other in range(1, count):
             yield from self._arrival(LOGITS, other)
@@ -105,11 +108,15 @@ class RankPlay:
         hardware, ranks_a_host = self._whole.hardware, self._dealing.count // self._whole.hardware.hosts
         far = self.number // ranks_a_host != self._dealing.owner(layer) // ranks_a_host
         way = hardware.network if far and hardware.network is not None else hardware.links
-        self._hop(layer, number, way.hop_of(nbytes), nbytes)
+        self._hop(layer, number, recorded_hop_s(hardware, nbytes) if self._is_recorded(part) else way.hop_of(nbytes), nbytes)
 
-    @property
-    def _behind_s(self) -> float:
+    def _is_recorded(self, part: Pass) -> bool:
+        return self._steps_recorded and not part.prefill
+
+    def _behind_s(self, part: Pass) -> float:
         hardware = self._whole.hardware
+        if self._is_recorded(part):
+            return hardware.links.word_hop_s
         return hardware.links.hop_s if hardware.hosts == 1 or hardware.network is None else hardware.network.hop_s
 
     def _hop(self, what: object, number: int, seconds: float, nbytes: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.company.company import Company
 from penstock.runtime.company.starting import start
@@ -20,7 +22,7 @@ from penstock.runtime.engine.session import open_session
 from penstock.runtime.memory.device import CudaDevice
 from penstock.runtime.memory.ground import OpenCard
 from tests.runtime.ranks.company import dealt_plan
-from tests.support import decisions, plan_for, save_tiny
+from tests.support import decisions, machine, plan_for, save_tiny
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 
@@ -50,16 +52,24 @@ def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Ge
         return made, session.engine.facts()
 
 
-def of_ranks(made: Decisions, checkpoint: Path) -> Plan:
-    return dealt_plan(checkpoint, made, 2, gpu=True)
+def of_ranks(made: Decisions, checkpoint: Path, recorded: bool) -> Plan:
+    """A plan of two ranks, whose steps are recorded with their hops, or launched."""
+    found = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), links=Links(word_hop_s=2e-5 if recorded else 0.0))
+    assert found.gpu is not None
+    return dealt_plan(checkpoint, made, 2, replace(found, gpu=replace(found.gpu, layer_kernels_s=1e-5)))
 
 
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
 @pytest.mark.parametrize("where", PLACES)
-def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company, where: str) -> None:
+def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company, where: str, recorded: bool) -> None:
     checkpoint = save_tiny(tmp_path)
     made = decisions(gpu=True, **PLACES[where])
     wanted, _ = generated(plan_for(checkpoint, made, gpu=True), checkpoint, None)
-    found, _ = generated(of_ranks(made, checkpoint), checkpoint, company)
+    found, facts = generated(of_ranks(made, checkpoint, recorded), checkpoint, company)
+    if recorded:
+        assert {"rows": 3, "refused": None}.items() <= facts["graphs"].items() and facts["graphs"]["steps"] > 20
+    else:
+        assert facts["graphs"] is None
     assert found.tokens == wanted.tokens
     for a, b in zip(found.logits, wanted.logits, strict=True):
         assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)

@@ -1,0 +1,141 @@
+"""Steps that all ranks of a host record: what they agree on before and behind each recording, and the words by which hops go inside."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from penstock.planner.contract.speculation.verify_shapes import VerifyShape
+from penstock.runtime.ranks.dealt_layer import Ways
+from penstock.runtime.ranks.hop import HopMeter
+from penstock.runtime.ranks.shared_memory import Shared, SharedMemory
+from penstock.runtime.ranks.word_ways import EMPTY, FULL, Flags, HopPlaces, WordWays
+
+_AGAIN_S = 1e-4
+"""From one look after a card that waits for ranks that are gone to the next one."""
+
+
+class Told(Protocol):
+    """``company.company.Company``, of which this needs a few things."""
+
+    @property
+    def rank(self) -> int: ...
+    def tell(self, words: dict[str, Any], count: int | None = None) -> None: ...
+    def answer(self, words: dict[str, Any]) -> None: ...
+    def hear(self, rank: int = 0) -> dict[str, Any]: ...
+
+
+class MappedCard(Protocol):
+    """``memory.device.CudaDevice``: page-locks memory, and has kernels reach it."""
+
+    def lock(self, address: int, nbytes: int) -> str | None: ...
+    def unlock(self, address: int) -> None: ...
+    def alias(self, host: torch.Tensor) -> torch.Tensor: ...
+
+
+class Dealt(Protocol):
+    """``ranks.dealt_model.DealtModel``: how hidden states go."""
+
+    ways: Ways | None
+
+
+class SharedSteps:
+    """Of this process among the first ``count`` ranks of ``company``, all on one host, over the dealt ``model``; ``meter`` counts hops.
+
+    Each method that talks is called by all of them at the same time. A step is recorded by all or by none: one that is not would let the
+    others wait for ever.
+    """
+
+    def __init__(self, company: Told, count: int, model: Dealt, meter: HopMeter):
+        self._company, self._count, self._model, self._meter = company, count, model, meter
+        self._memory: SharedMemory | None = None
+        self._seen = torch.empty(0)
+        self._places = HopPlaces(count, 0)
+        self._over = threading.Event()
+        self._looking: threading.Thread | None = None
+
+    def open(
+        self, card: MappedCard, nbytes: int, refused: str | None, shapes: Sequence[VerifyShape]
+    ) -> tuple[str | None, list[VerifyShape]]:
+        """Share memory for hops of at most ``nbytes``, as rank 0 has them: (ranks - 1) * ranks of them, page-locked, once a host -> why no
+        step is recorded, None where steps are, and those of ``shapes`` that all have. ``refused``: why this rank records none."""
+        if self._company.rank:
+            offered = self._company.hear()
+            nbytes, shared = offered["nbytes"], offered["shared"]
+        self._places = HopPlaces(self._count, nbytes)
+        if refused is None and (self._company.rank == 0 or shared is not None):
+            try:
+                self._memory = SharedMemory(self._places.all_bytes if self._company.rank == 0 else Shared(*shared), card)
+                self._seen = card.alias(self._memory.bytes)
+                torch.mul(self._seen[:1], 1, out=self._seen[:1])  # reached, before anything is recorded
+            except (OSError, RuntimeError) as error:
+                refused = f"memory of all ranks: {error}"
+        if self._company.rank == 0:
+            given = None if self._memory is None else list(self._memory.shared)
+            self._company.tell({"what": "words", "nbytes": nbytes, "shared": given}, self._count)
+        own = [[shape.rows, shape.tokens] for shape in shapes]
+        why, common = self._settled(refused, own)
+        return why, [shape for shape in shapes if [shape.rows, shape.tokens] in common]
+
+    def agree(self, refused: str | None) -> str | None:
+        """Why any rank refuses, by its number where it is another one; None where none does."""
+        return self._settled(refused, [])[0]
+
+    def _settled(self, refused: str | None, shapes: list[list[int]]) -> tuple[str | None, list[list[int]]]:
+        if self._company.rank:
+            self._company.answer({"refused": refused, "shapes": shapes})
+            said = self._company.hear()
+            return said["refused"], said["shapes"]
+        for rank in range(1, self._count):
+            heard = self._company.hear(rank)
+            if refused is None and heard["refused"] is not None:
+                refused = f"rank {rank}: {heard['refused']}"
+            shapes = [shape for shape in shapes if shape in heard["shapes"]]
+        self._company.tell({"what": "settled", "refused": refused, "shapes": shapes}, self._count)
+        return refused, shapes
+
+    @contextmanager
+    def recording(self, flags: Flags) -> Iterator[Callable[[], None]]:
+        """Inside, hidden states go by words of ``flags``. What it gives is to be called at each launch of what was recorded."""
+        assert self._memory is not None, "open() comes first"
+        ways = WordWays(self._company.rank, self._places, self._memory.bytes.data_ptr(), self._seen, flags)
+        before, self._model.ways = self._model.ways, ways
+        try:
+            yield lambda: self._count_hops(ways)
+        finally:
+            self._model.ways = before
+
+    def _count_hops(self, ways: WordWays) -> None:
+        self._meter.received += ways.received
+        self._meter.received_bytes += ways.received_bytes
+        self._meter.sent_bytes += ways.sent_bytes
+
+    def let_go(self) -> None:
+        """Others are gone: have this rank's card go on, whatever it waits for, until :meth:`close`. What it computes means nothing."""
+        if self._memory is None or self._looking is not None:
+            return
+        own, words = self._company.rank, self._memory.bytes.view(torch.int32)
+        full = [self._places.word(peer, own) // 4 for peer in range(self._count) if peer != own]
+        empty = [self._places.word(own, peer) // 4 for peer in range(self._count) if peer != own]
+
+        def look() -> None:
+            while not self._over.wait(_AGAIN_S):
+                words[full], words[empty] = FULL, EMPTY
+
+        self._looking = threading.Thread(target=look, name="penstock-words", daemon=True)
+        self._looking.start()
+
+    def close(self) -> None:
+        """Nothing that was recorded is launched any more. A second call does nothing."""
+        self._over.set()
+        if self._looking is not None:
+            self._looking.join()
+        self._seen = torch.empty(0)
+        if self._memory is not None:
+            with contextlib.suppress(OSError):
+                self._memory.close()
