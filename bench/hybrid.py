@@ -367,8 +367,11 @@ def profile_of(bench: Bench, quick: str) -> dict:
     known = json.loads(kept.read_text()) if kept.exists() else None
     if known is not None and (quick == "true" or known["host"] or not known["gpu"]):
         return known
-    kept.write_text(json.dumps(probe(bench, quick)))
-    return json.loads(kept.read_text())
+    found = probe(bench, quick)
+    if quick != "true" and found["gpu"] and not found["host"]:
+        raise UserError("the probe has no rates of the CPU's products, so no plan would have units of the CPU; its warnings say why")
+    kept.write_text(json.dumps(found))
+    return found
 
 
 Cases = Callable[[Bench, Worker, Mapping, Mapping[str, str]], object]

@@ -15,7 +15,7 @@ DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
 HOPS = ("links.hop_s", "links.p2p_gbps")
 LINKS = ("links.together_gbps", *HOPS)
-DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 25.0, 45.0
+DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 40.0, 45.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
 

@@ -88,24 +88,43 @@ def parts_of(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if dtype.is_floating_point and dtype.itemsize > 1:
         return torch.ones(shape, dtype=dtype, device=device)
-    count = torch.Size(shape).numel() * dtype.itemsize
-    return torch.randint(0, 120, (count,), dtype=torch.uint8, device=device).view(dtype).view(shape)
+    return torch.randint(0, 120, (_nbytes(shape, dtype),), dtype=torch.uint8, device=device).view(dtype).view(shape)
 
 
-def stretch_of_random() -> torch.Tensor:
-    """More than the last cache of this machine holds, of the bytes that :func:`parts_of` has."""
-    count = min(MOST_BYTES, 2 * last_level_cache_bytes()) // RANDOM_BYTES
-    return torch.randint(0, 120, (RANDOM_BYTES,), dtype=torch.uint8).repeat(max(2, count))
+class Stretch:
+    """``pattern`` over and over in ``nbytes`` of memory, filled once; matrices are cut from it, one behind the other."""
+
+    def __init__(self, nbytes: int, pattern: torch.Tensor | None = None):
+        """``pattern``: bytes; those that :func:`parts_of` has, where it is left out."""
+        filled = torch.randint(0, 120, (RANDOM_BYTES,), dtype=torch.uint8) if pattern is None else pattern
+        self.memory = filled.repeat(max(2, -(-nbytes // filled.nbytes)))
+        self._at = 0
+
+    def rewind(self) -> Stretch:
+        """From the start again."""
+        self._at = 0
+        return self
+
+    def cut(self, shapes: Shapes) -> Parts:
+        """A matrix as :func:`parts_of` makes it, whose largest part lies here. Raises IndexError behind the last that has room."""
+        leaf = max(shapes, key=lambda leaf: _nbytes(*shapes[leaf]))
+        shape, dtype = shapes[leaf]
+        place = self.memory[self._at : self._at + _nbytes(shape, dtype)]
+        if place.nbytes < _nbytes(shape, dtype):
+            raise IndexError(f"{self.memory.nbytes} bytes have no room for one more matrix at {self._at}")
+        self._at += -(-place.nbytes // ALIGNED) * ALIGNED
+        small = {leaf_: given for leaf_, given in shapes.items() if leaf_ != leaf}
+        return {**parts_of(small, self.memory.device), leaf: place.view(dtype).view(shape)}
+
+    def matrices(self, shapes: Shapes) -> list[Parts]:
+        """As many as have room."""
+        self.rewind()
+        first = self.cut(shapes)
+        return [first, *(self.cut(shapes) for _ in range(self.memory.nbytes // self._at - 1))]
 
 
-def rotated(shapes: Shapes, memory: torch.Tensor) -> list[Parts]:
-    """Matrices as :func:`parts_of` makes them, whose largest parts lie one behind the other in ``memory``; of the others all have one."""
-    first = parts_of(shapes, memory.device)
-    leaf = max(first, key=lambda leaf: first[leaf].nbytes)
-    size = first[leaf].nbytes
-    step = -(-size // ALIGNED) * ALIGNED
-    places = range(0, memory.nbytes - size + 1, step)
-    return [{**first, leaf: memory[at : at + size].view(first[leaf].dtype).view(first[leaf].shape)} for at in places]
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
 
 
 def seconds_of(work: Callable[[Parts], object], matrices: Sequence[Parts], device: torch.device, share_s: float) -> float:
@@ -142,7 +161,7 @@ def _multiplying(device: torch.device) -> Iterator[Callable[[str], Coding]]:
 def rates(device: torch.device, seconds: float, rows: int) -> dict[str, dict[str, float]]:
     """Both rates of every format that runs, of matrices with so many ``rows``, within about ``seconds``."""
     found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
-    memory = stretch_of_random() if device.type == "cpu" else None
+    stretch = Stretch(min(MOST_BYTES, 2 * last_level_cache_bytes())) if device.type == "cpu" else None
     out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device)
     token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
     known = samples(rows)
@@ -150,7 +169,7 @@ def rates(device: torch.device, seconds: float, rows: int) -> dict[str, dict[str
     with torch.inference_mode(), _multiplying(device) as multiplied:
         for name, shapes in known.items():
             coding = multiplied(name)
-            matrices = [parts_of(shapes, device) for _ in range(ROTATED)] if memory is None else rotated(shapes, memory)
+            matrices = [parts_of(shapes, device) for _ in range(ROTATED)] if stretch is None else stretch.matrices(shapes)
             decode_s = seconds_of(partial(coding.decode, out=out), matrices, device, share_s)
             found["decode"][name] = round(rows * COLUMNS / 1e9 / decode_s, 3)
             form = KNOWN_FORMATS[name]

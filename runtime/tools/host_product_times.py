@@ -4,7 +4,8 @@
 
 Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
 the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies; ``attention_gbps``, K and V that
-attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB of DRAM, and 64 MiB of the card.
+attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of
+each format its own bytes at random took longer than all that is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import cycle
 
 import torch
@@ -27,13 +28,16 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.batch.token_shape import Pair
-from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, samples
+from penstock.runtime.tools.decoder_times import COLUMNS, Stretch, samples
 
 MATRIX_ROWS = 14336
 """With ``COLUMNS`` the FFN of an 8B model, which is timed as a unit: its last matrix has wider rows than the first two."""
 PASS_ROWS = (1, 2, 4, 8, 16)
 ROTATED_BYTES = 1 << 30
 """Units that take turns, so that no cache holds the next one."""
+PLAIN, DRAWN = "BF16", 4 << 20
+PATIENCE = 4
+"""Times the seconds that were asked for: formats that are not begun by then get no rate, so that the others have one."""
 COPIED_BYTES = 64 << 20
 SHARES = ((3, 4), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
@@ -44,21 +48,30 @@ LEAST = 3
 """Products that are timed at least."""
 
 
-def units_of(name: str) -> list[HostFfn]:
-    """FFNs alike, in format ``name``, more of them than a cache holds; none where the CPU has no product with it."""
-    first = _unit(name)
-    return [] if first is None else [first, *(one for one in (_unit(name) for _ in range(ROTATED_BYTES // first.bytes)) if one is not None)]
+def units_of(name: str, stretch: Stretch) -> list[HostFfn]:
+    """FFNs alike, in format ``name``, as many as ``stretch`` has room for; none where the CPU has no product with it."""
+    stretch.rewind()
+    found: list[HostFfn] = []
+    with suppress(IndexError):
+        while (unit := _unit(name, stretch)) is not None:
+            found.append(unit)
+    return found
 
 
-def _unit(name: str) -> HostFfn | None:
-    wide, high = (_matrix(name, *shape) for shape in ((MATRIX_ROWS, COLUMNS), (COLUMNS, MATRIX_ROWS)))
-    up = _matrix(name, MATRIX_ROWS, COLUMNS)
-    return None if wide is None or up is None or high is None else HostFfn(wide, up, high)
+def _unit(name: str, stretch: Stretch) -> HostFfn | None:
+    shapes = (MATRIX_ROWS, COLUMNS), (MATRIX_ROWS, COLUMNS), (COLUMNS, MATRIX_ROWS)
+    gate, up, down = (_matrix(name, stretch, *shape) for shape in shapes)
+    return None if gate is None or up is None or down is None else HostFfn(gate, up, down)
 
 
-def _matrix(name: str, rows: int, columns: int) -> HostMatrix | None:
-    parts = {"BF16": {"weight": ((rows, columns), torch.bfloat16)}, **samples(rows, columns)}[name]
-    return host_matrix_of(name, parts_of(parts, torch.device("cpu")))
+def _matrix(name: str, stretch: Stretch, rows: int, columns: int) -> HostMatrix | None:
+    parts = {PLAIN: {"weight": ((rows, columns), torch.bfloat16)}, **samples(rows, columns)}[name]
+    return host_matrix_of(name, stretch.cut(parts))
+
+
+def plain_units() -> list[HostFfn]:
+    """In BF16, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
+    return units_of(PLAIN, Stretch(ROTATED_BYTES, torch.randn(DRAWN).to(torch.bfloat16).view(torch.uint8)))
 
 
 class Copies:
@@ -149,7 +162,7 @@ def unit_gbps(pool: HostPool, units: Sequence[HostFfn], rows: int, seconds: floa
 
 def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
     """Name and value of each figure, within about ``seconds``."""
-    plain = units_of("BF16")
+    plain = plain_units()
     most = min(cores, most_threads())
     counts = sorted({max(1, most * part // whole) for part, whole in SHARES})
     tried: list[tuple[float, int, float, float]] = []
@@ -172,17 +185,21 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
     if device is not None:
         yield "beside_h2d", min(1.0, share)
         yield "h2d_beside", min(1.0, (together - beside) / link)
-    products: dict[str, list[list[float]]] = {}
     with closing(HostPool(-threads)) as pool:
-        for name in ("BF16", *samples(MATRIX_ROWS)):
-            units = plain if name == "BF16" else units_of(name)
-            if units:
-                products[name] = [[rows, round(unit_gbps(pool, units, rows, seconds / 64), 3)] for rows in PASS_ROWS]
+        products = {PLAIN: by_rows(pool, plain, seconds)}
+        del plain
+        yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
+        stretch = Stretch(ROTATED_BYTES)
+        end = time.perf_counter() + PATIENCE * seconds
+        for name in samples(MATRIX_ROWS):
+            if time.perf_counter() < end and (units := units_of(name, stretch)):
+                products[name] = by_rows(pool, units, seconds)
     yield "products", products
-    del plain
-    layers = KvLayers(*ATTENDED)
-    with closing(HostPool(-threads)) as pool:
-        yield "attention_gbps", round(layers.attention_gbps(pool, seconds / 8), 3)
+
+
+def by_rows(pool: HostPool, units: Sequence[HostFfn], seconds: float) -> list[list[float]]:
+    """Rows of [rows of a pass, stored GB/s], each within about ``seconds / 64``."""
+    return [[rows, round(unit_gbps(pool, units, rows, seconds / 64), 3)] for rows in PASS_ROWS]
 
 
 def main() -> None:

@@ -15,7 +15,9 @@ from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.runtime_rates import measure_decoders
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.formats.codings import CODINGS
-from penstock.runtime.tools.decoder_times import COLUMNS, parts_of, rates, rotated, samples
+from penstock.runtime.tools import host_product_times
+from penstock.runtime.tools.decoder_times import COLUMNS, Stretch, parts_of, rates, samples
+from penstock.runtime.tools.host_product_times import units_of
 
 ROWS = 128
 
@@ -31,12 +33,25 @@ def test_a_sample_has_the_bytes_of_its_format_and_is_decoded(name: str) -> None:
 
 
 def test_matrices_that_take_turns_share_no_bytes_of_their_largest_part() -> None:
-    memory = torch.arange(1 << 20).to(torch.uint8)
-    matrices = rotated(samples(ROWS)["INT4-128"], memory)
-    places = sorted(matrix["weight_packed"].data_ptr() - memory.data_ptr() for matrix in matrices)
-    size = matrices[0]["weight_packed"].nbytes
-    assert len(places) == memory.nbytes // size > 1 and all(b - a >= size for a, b in pairwise(places))
-    assert places[-1] + size <= memory.nbytes and len({matrix["weight_scale"].data_ptr() for matrix in matrices}) == 1
+    shapes = samples(ROWS)["INT4-128"]
+    stretch = Stretch(1 << 20, torch.arange(1 << 20).to(torch.uint8))
+    matrices = stretch.matrices(shapes)
+    start, size = stretch.memory.data_ptr(), matrices[0]["weight_packed"].nbytes
+    places = sorted(matrix["weight_packed"].data_ptr() - start for matrix in matrices)
+    assert len(places) == stretch.memory.nbytes // size > 1 and all(b - a >= size for a, b in pairwise(places))
+    assert places[-1] + size <= stretch.memory.nbytes and stretch.matrices(shapes)[0]["weight_packed"].data_ptr() == start
+    with pytest.raises(IndexError, match="no room"):
+        stretch.cut(shapes)
+
+
+@pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler made the CPU's products")
+@pytest.mark.parametrize("name", ["BF16", *samples(ROWS)])
+def test_units_of_the_cpu_are_cut_from_memory_that_is_filled_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_product_times, "MATRIX_ROWS", 512)
+    monkeypatch.setattr(host_product_times, "COLUMNS", 256)
+    stretch = Stretch(4 << 20)
+    units = units_of(name, stretch)
+    assert len(units) > 1 and sum(unit.bytes for unit in units) >= 0.5 * (4 << 20)
 
 
 def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
