@@ -108,7 +108,7 @@ def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates
 def attention_rates(threads: int, sequences: int, tokens: int, seconds: float) -> tuple[float, float]:
     """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes 1.1 GB of DRAM."""
     from penstock.runtime.beside.host_pool import HostPool
-    from penstock.runtime.tools.host_product_times import KvLayers
+    from penstock.runtime.timed.host_product_times import KvLayers
 
     layers = KvLayers(sequences, tokens)
     with closing(HostPool(threads)) as pool:
@@ -152,7 +152,7 @@ def _matrices(format: str, threads: int) -> list[HostMatrix]:
     import torch
 
     from penstock.runtime.beside.host_matrix import host_matrix_of
-    from penstock.runtime.tools.decoder_times import parts_of, samples
+    from penstock.runtime.timed.decoder_times import parts_of, samples
 
     plain = {"BF16": {"weight": ((ROWS, COLUMNS), torch.bfloat16)}}
     known = {**plain, **samples(ROWS)}

@@ -30,7 +30,7 @@ from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.tools.host_product_times import KvLayers  # noqa: E402
+from penstock.runtime.timed.host_product_times import KvLayers  # noqa: E402
 
 TARGET = ">= 0.9"
 ASKED = ">= 1.4"

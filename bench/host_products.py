@@ -32,7 +32,7 @@ from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.tools.decoder_times import parts_of, samples  # noqa: E402
+from penstock.runtime.timed.decoder_times import parts_of, samples  # noqa: E402
 
 HIDDEN, MIDDLE = 4096, 14336
 TURNS_BYTES = 1 << 30

@@ -39,9 +39,9 @@ class OneMore:
         if self.more is None or self.base is None:
             yield f"{wanted}: no plan has room for it."
             return
-        steps = f"a step from {show_seconds(self.base.decode_s)} to {show_seconds(self.more.decode_s)}"
-        rates = f"{1 / self.base.token_s:.3g} to {1 / self.more.token_s:.3g} tokens/s"
-        yield f"{wanted}: the fastest plan goes with it {steps}, all users together from {rates}."
+        steps = f"{show_seconds(self.more.decode_s)} instead of {show_seconds(self.base.decode_s)}"
+        yield f"{wanted}. A step of the fastest plan then takes {steps}."
+        yield f"All users together get {1 / self.more.token_s:.3g} tokens/s instead of {1 / self.base.token_s:.3g}."
 
 
 def one_more(question: Question, plan: Plan, advance: Callable[[], None] = lambda: None) -> OneMore:

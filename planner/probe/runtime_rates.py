@@ -50,7 +50,7 @@ def measure_links(seconds: float, gpus: Sequence[int], peak_gbps: float, own: in
     are of copies from another mapping, so rates at once are relative to the same processes' alone, of ``peak_gbps`` each. ``own`` is the
     GPU that this process has filled in part; the others may have less room than its ``vram_bytes``."""
     words = [f"devices={','.join(map(str, gpus))}", f"seconds={seconds}"]
-    told = _told("rank_times", words, "the links of all GPUs", LINKS_PATIENCE_S, "penstock.runtime.timed")
+    told = _told("rank_times", words, "the links of all GPUs", LINKS_PATIENCE_S)
     alone = told["alone"]
     rows = [[1, peak_gbps], *([n, round(gbps / sum(alone[:n]) * n * peak_gbps, 3)] for n, gbps in told["together"])]
     each = ", ".join(f"GPU {gpu} {gbps:.3g}" for gpu, gbps in zip(gpus, alone, strict=True))
@@ -65,15 +65,13 @@ def measure_links(seconds: float, gpus: Sequence[int], peak_gbps: float, own: in
 
 def measure_hops(seconds: float) -> Iterator[Figure]:
     """What goes from one process to the next where there are no GPUs."""
-    told = _told(
-        "rank_times", ["devices=cpu,cpu", f"seconds={seconds}"], "hops between processes", LINKS_PATIENCE_S, "penstock.runtime.timed"
-    )
+    told = _told("rank_times", ["devices=cpu,cpu", f"seconds={seconds}"], "hops between processes", LINKS_PATIENCE_S)
     yield Figure("links.hop_s", told["hop_s"], "gloo send and receive of 16 KiB, half of there and back, both processes copying, median")
     yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, nothing copied")
 
 
-def _told(tool: str, words: list[str], what: str, patience_s: float, room: str = "penstock.runtime.tools") -> Any:
-    command = [sys.executable, "-m", f"{room}.{tool}", *words]
+def _told(tool: str, words: list[str], what: str, patience_s: float) -> Any:
+    command = [sys.executable, "-m", f"penstock.runtime.timed.{tool}", *words]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience_s)
     except subprocess.TimeoutExpired as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
@@ -10,7 +9,6 @@ from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Speculate
-from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.unit_spec import UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
@@ -77,14 +75,5 @@ def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
             if not decided and choice.left is not None:
                 notes = (*notes, doubt(choice.left))
         decided.append(found[asked.model.units])
-    if q.share is ExpertShare.sliced:
-        decided = _alike(decided)
     predicted = predict_ranks(q.hardware, q.model, q.workload, decided, q.dealing)
     return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks.of(decided, q.dealing))
-
-
-def _alike(decided: Sequence[Decisions]) -> list[Decisions]:
-    """With as many slots for slices on all ranks as the one with fewest has: so all miss the same ones, since they are routed alike."""
-    slots = [made.experts for made in decided if made.experts is not None]
-    fewest = {name: min(getattr(one, name) for one in slots) for name in ("vram_slots", "dram_slots")}
-    return [made if made.experts is None else replace(made, experts=replace(made.experts, **fewest)) for made in decided]

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import takes_files
 from penstock.planner.common.timeline.timeline_file import check_form
-from penstock.planner.contract.checkpoint.checkpoint_files import merged_adapter, spec_from_checkpoint
+from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
 from penstock.planner.contract.checkpoint.further_heads import FURTHER_HEADS
@@ -91,6 +91,10 @@ def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
     plan = replace(plan, notes=(*plan.notes, *check_engine(cfg.engine, plan)))
     checkpoint = _checkpoint(cfg, plan.model)
     check_scratch(cfg.kv, plan, checkpoint)
+    if (checkpoint / PACK_MANIFEST).exists():
+        plan = replace(
+            plan, notes=(*plan.notes, f"{checkpoint} is not compared with its checksums; `runtime verify {checkpoint}` does that")
+        )
     return plan, checkpoint
 
 

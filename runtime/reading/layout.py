@@ -61,7 +61,7 @@ class UnitLayout:
 
     nbytes: int
     tensors: tuple[TensorLayout, ...]
-    extents: Sequence[Extent]
+    extents: tuple[Extent, ...]
     payload_bytes: int
     """Bytes of the parameters alone."""
 

@@ -37,7 +37,7 @@ def serve_verb(cfg: ServeConfig) -> None:
     """Until a signal ends it. UserError for whatever keeps it from serving."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
-        raise UserError(f"runtime serve needs {', '.join(absent)}, which is not installed; pip install penstock[serve]")
+        raise UserError(f"runtime serve needs {', '.join(absent)}, which is not installed; pip install {' '.join(absent)}")
     cfg.limits.check()
     check_address(cfg)
     check_template(cfg.template)

@@ -33,7 +33,7 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     found = Findings("2026-11-22")
     for figure in runtime_rates.measure_products(4.0, 16, 0):
         found.add(figure)
-    assert asked[0][2:] == ["penstock.runtime.tools.host_product_times", "cores=16", "seconds=4.0", "gpu=0"]
+    assert asked[0][2:] == ["penstock.runtime.timed.host_product_times", "cores=16", "seconds=4.0", "gpu=0"]
     cfg = hardware("h200")
     cfg.host = _host(found)
     made = hardware_from(cfg).host

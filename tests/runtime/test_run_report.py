@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.contract.decided.decisions import CachePolicy, KvPages
+from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.told.busy import busy_line, busy_shares
 from penstock.runtime.told.stage_clock import StageUse
+from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
 from tests.runtime.running import Desk, desk
@@ -168,3 +170,15 @@ def test_notes_of_the_plan_and_of_the_environment_are_said_once(here: Desk, caps
     here.run(notes=["WSM_X applied", "WSM_Y is ignored"])
     out = capsys.readouterr().out
     assert out.count("WSM_X applied") == out.count("WSM_Y is ignored") == 1
+
+
+def test_a_run_says_that_it_compares_no_packed_store_with_its_checksums(
+    here: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan, packed = read_plan(here.plan), tmp_path / "packed"
+    here.run()
+    assert "checksums" not in capsys.readouterr().out
+    pack_checkpoint(Path(plan.model.checkpoint or ""), packed, None, False, lambda done, total: None)
+    here.run(checkpoint=str(packed))
+    said = re.sub(r"\s", "", capsys.readouterr().out)
+    assert f"{packed}isnotcomparedwithitschecksums;`runtimeverify{packed}`doesthat" in said

@@ -55,24 +55,7 @@ def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float, recorded: 
     return far * network.hop_of(nbytes) + (1 - far) * between, network.hop_s
 
 
-def told_bytes(model: ModelSpec) -> int:
-    """What a layer's rank tells each other one of a token whose experts are sliced: its hidden state, its experts and their weights."""
-    return model.hidden * model.compute_dtype.nbytes + 8 * (model.routers.top_k if model.routers else 0)
-
-
-def exchange_s(hardware: HardwareProfile, model: ModelSpec, rows: float) -> float:
-    """Seconds that hidden states take to all other ranks and what they made of them takes back, in one layer of sliced experts."""
-    if model.slices == 1:
-        return 0.0
-    way = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
-    return way.hop_of(rows * told_bytes(model)) + way.hop_of(rows * model.hidden * model.compute_dtype.nbytes)
-
-
-Own = Callable[[HardwareProfile, ModelSpec], float]
-"""Compute seconds of a rank's model on a machine."""
-
-
-def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Own) -> float:
+def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Callable[[HardwareProfile], float]) -> float:
     """Compute seconds of ``passed`` over the whole model, where ``own_s`` are those of the layers in ``model`` on a machine.
 
     Each layer takes C seconds for a pass's tokens, C / m for one of its m parts, and a hop to another rank h seconds a part. With a, the
@@ -88,16 +71,13 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     LM head. So N ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
-    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count. All ranks
-    compute with slices of an expert at the same time, after an exchange (:func:`exchange_s`).
+    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count.
     """
-    alone_s = own_s(hardware, model)
+    alone_s = own_s(hardware)
     dealt = model.dealt
     if dealt is None:
         return alone_s
-    device_s = alone_s if model.slices == 1 else own_s(hardware, model.in_turn)
-    if hardware.gpu is not None and not dealt.routed:
-        device_s = own_s(replace(hardware, layer_launch_s=0.0), model)
+    device_s = alone_s if hardware.gpu is None or dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
     head_s = min(passed.head_s, device_s) / passed.passes
     layer_s = (device_s / passed.passes - head_s) / model.layers
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts, passed.recorded)
@@ -105,8 +85,7 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
     last_part = 1.0 if Dealing(dealt.counts).is_even else passed.last_part
     ring = Ring([layer_s] * dealt.count, passed.parts, between_s, wide_s, last_part)
-    exchanged_s = len(model.experts.layers) * exchange_s(hardware, model, passed.rows) if model.experts else 0.0
-    return max(alone_s, passed.passes * (ring.through(dealt.owners) + exchanged_s + BEHIND_LAYERS * behind_s + head_s))
+    return max(alone_s, passed.passes * (ring.through(dealt.owners) + BEHIND_LAYERS * behind_s + head_s))
 
 
 @dataclass(frozen=True)
@@ -135,11 +114,6 @@ class Ring:
             last_s = max(begin_s + layer_s, last_s + hop_s + part_s * self.last_part)
             free_s[owner], before, hop_s = last_s, owner, 0.0
         return last_s
-
-
-def fetching_turns(model: ModelSpec) -> float:
-    """:func:`turns` of links that bring a layer's experts: of slices all links bring theirs at once."""
-    return 1 if model.slices > 1 else turns(model)
 
 
 def turns(model: ModelSpec) -> float:

@@ -100,7 +100,7 @@ def _tokens(tokenizer: PreTrainedTokenizerBase | None, vocab: int, stop_ids: lis
     try:
         from llguidance.hf import from_tokenizer
     except ImportError:
-        raise UserError("grammars need llguidance, which is not installed: pip install 'penstock[serve]'") from None
+        raise UserError("grammars need llguidance, which is not installed; pip install llguidance") from None
     try:
         return from_tokenizer(tokenizer, n_vocab=max(vocab, len(tokenizer)), eos_token=stop_ids or None)
     except ValueError as error:

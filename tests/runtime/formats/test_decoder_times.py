@@ -15,9 +15,9 @@ from penstock.planner.probe.findings import CannotMeasure
 from penstock.planner.probe.runtime_rates import measure_decoders
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.formats.codings import CODINGS
-from penstock.runtime.tools import host_product_times
-from penstock.runtime.tools.decoder_times import COLUMNS, Stretch, parts_of, rates, samples
-from penstock.runtime.tools.host_product_times import units_of
+from penstock.runtime.timed import host_product_times
+from penstock.runtime.timed.decoder_times import COLUMNS, Stretch, parts_of, rates, samples
+from penstock.runtime.timed.host_product_times import units_of
 
 ROWS = 128
 

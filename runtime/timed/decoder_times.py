@@ -1,6 +1,6 @@
 """How fast each format is decoded here, and multiplied as it is stored: `planner probe` runs this as a process of its own.
 
-    python -m penstock.runtime.tools.decoder_times [seconds=4] [rows=2048]
+    python -m penstock.runtime.timed.decoder_times [seconds=4] [rows=2048]
 
 ``rows`` of each matrix on the CPU. Takes up to 256 MiB of DRAM. Ends with one JSON line: for ``cpu`` and, where there is a card,
 ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and ``products``, format -> GB/s of stored bytes by a product of one

@@ -1,6 +1,6 @@
 """How fast the CPU computes FFNs in each format where they lie, alone and beside copies to a card: `planner probe` runs this as a process.
 
-    python -m penstock.runtime.tools.host_product_times cores=16 [seconds=4] [gpu=0]
+    python -m penstock.runtime.timed.host_product_times cores=16 [seconds=4] [gpu=0]
 
 Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
 the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies; ``attention_gbps``, K and V that
@@ -28,7 +28,7 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.batch.token_shape import Pair
-from penstock.runtime.tools.decoder_times import COLUMNS, Stretch, samples
+from penstock.runtime.timed.decoder_times import COLUMNS, Stretch, samples
 
 MATRIX_ROWS = 14336
 """With ``COLUMNS`` the FFN of an 8B model, which is timed as a unit: its last matrix has wider rows than the first two."""
