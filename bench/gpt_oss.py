@@ -9,8 +9,9 @@ a step is the sum over layers of (missed bytes / rate of the link or the SSD + t
 measured by the process that ran. `dram`: all experts in DRAM. `half`: half of them, the rest on the SSD. `cpu`: the same without a card.
 `resident`: as many layers as fit in VRAM with all their experts, which nothing is fetched for: what a layer costs the host. `peer`:
 accelerate behind `dram`, all in DRAM. Without the `kernels` package transformers decodes MXFP4 to BF16 when it loads. A layer is then
-6.4 GB, four times ours, and does not pass through the budget of the other cases; so accelerate has `peer_vram`. Tokens are sampled,
-since the greedy ones of random weights repeat; means over steps, which differ by what they miss.
+6.4 GB, four times ours, and does not pass through the budget of the other cases; so accelerate has `peer_vram`. Hits are predicted from
+routings that an earlier run of other prompts recorded. Tokens are sampled, since the greedy ones of random weights repeat; means over
+steps, which differ by what they miss.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_chec
 from penstock.planner.contract.given.model import ModelSpec  # noqa: E402
 from penstock.planner.contract.published.config_spec import spec_from_config  # noqa: E402
 
-PROMPT = 128
+PROMPT, RECORDED = 128, 96
+"""Tokens of a prompt; new ones of a request whose routings are recorded."""
 PEER_S = 150
 """Longest life of accelerate's process."""
 HOST_US = 300
@@ -89,11 +91,22 @@ class Cases:
         spec = spec_from_checkpoint(self.checkpoint({}))
         experts = spec.experts
         assert experts is not None
-        report = self._reports[name] = self._run(name, {}, f"force.expert_dram_slots={experts.units // share}", *solve)
+        known = f"moe.routings={self._routings(experts.units, *solve)}"
+        report = self._reports[name] = self._run(name, {}, known, f"force.expert_dram_slots={experts.units // share}", *solve)
         yield self._limited(what, report, spec)
         yield bound_row("  of the slowest stage", what, report, "decode_s_per_token", "", step=mean_s)
         if report["experts"]["vram"]:
             yield self._host(report, len(experts.layers))
+
+    def _routings(self, units: int, *solve: str) -> Path:
+        """Of prompts that are not measured, recorded once under the bench's directory."""
+        path = self.checkpoint({}).with_suffix(".routings.jsonl.gz")
+        if not path.exists():
+            work = [f"workload.{key}={value}" for key, value in {"prompt_tokens": PROMPT, "new_tokens": RECORDED, "requests": 2}.items()]
+            everything = [*work, "workload.context_tokens=0", f"force.expert_dram_slots={units}", *solve]
+            sampled = ["temperature=1.0", "top_k=0", "seed=1", f"moe.record={path}"]
+            self._bench.run("gpt-oss-record", self.checkpoint({}), everything, sampled, limits=False)
+        return path
 
     def _limited(self, what: str, report: dict, spec: ModelSpec) -> Row:
         tiers = {name: report["experts"][name] for name in ("vram", "dram") if report["experts"][name]}

@@ -97,6 +97,7 @@ class CardExperts:
         self._ahead: set[Key] = set()
         self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
+        self._parts: dict[tuple[Key, int], Sequence[Segment]] = {}
         self._behind: Callable[[], None] = _nothing
         """What is left of the latest visit."""
 
@@ -278,10 +279,7 @@ class CardExperts:
         placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
         meanwhile = self.fetch_ahead if self._fetches_ahead else None
         expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, meanwhile)
-        segments: Sequence[Segment] = self._layouts[layer, expert].segments
-        parts = self._dram.parts(layer, expert)
-        if len(parts) > 1:
-            segments = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
+        segments = self._segments_of((layer, expert), number)
         slot = self._cache.slot(layer, expert)
         if slot is None:
             slot = self._take(layer, expert)
@@ -290,6 +288,15 @@ class CardExperts:
             return None
         del coming.far[expert]
         return expert
+
+    def _segments_of(self, key: Key, number: int) -> Sequence[Segment]:
+        """Of a part that the SSD brings."""
+        segments, parts = self._layouts[key].segments, self._dram.parts(*key)
+        if len(parts) == 1:
+            return segments
+        if (key, number) not in self._parts:
+            self._parts[key, number] = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
+        return self._parts[key, number]
 
     def _ready(self, layer: int, experts: Sequence[int]) -> Sequence[Arrived]:
         """``experts`` for kernels that are issued from now on, which wait until they have arrived."""

@@ -123,4 +123,7 @@ class ExpertHost:
         _, decided = room.decided
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
-        self.dram = DramExperts(room.layouts, arena, base, cache, pool, decided.chunk_bytes, decided.in_flight)
+        part_bytes = decided.chunk_bytes
+        if room.gpu:  # what is copied when all is read is a third of an expert, often one matrix of three
+            part_bytes = min(part_bytes, -(-2 * slot_bytes(room.layouts) // 3))
+        self.dram = DramExperts(room.layouts, arena, base, cache, pool, part_bytes, decided.in_flight)

@@ -14,7 +14,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s, step_issue_s
 
 
 class Stage(StrEnum):
@@ -130,7 +130,7 @@ def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batc
     if gpu is None or not gpu.layer_kernels_s:
         return math.inf
     device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
-    return device_s + pieces_issue_s(hardware, model, batch)
+    return device_s + pieces_issue_s(hardware, model, batch) + step_issue_s(hardware, model)
 
 
 def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
