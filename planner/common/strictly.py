@@ -58,6 +58,9 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             return None
         return convert(next(arg for arg in args if arg is not NoneType), value, where)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            check_types(value, f"{where}.")
+            return value
         return build(hint, value, where)
     if origin in (list, tuple):
         if not isinstance(value, list | tuple):

@@ -102,7 +102,7 @@ def _one_more_card(question: Question) -> Iterator[Offer]:
     host = hardware if hardware.cards >= count else replace(hardware, devices=tuple(range(count)))
     with suppress(UserError):
         check_ranks(host, question.model, question.workload, count)
-        before, after = (n * gpu.h2d.peak * hardware.links.share(n, gpu.h2d.peak) for n in (count - 1, count))
+        before, after = (host.links_gbps(n) * host.links.share(n, host.links_gbps(n)) for n in (count - 1, count))
         links = f"{count} in all, links of {before:.3g} to {after:.3g} GB/s together, ranks={count}"
         yield Offer("cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count), hardware.cards < count)
 

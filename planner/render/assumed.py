@@ -31,7 +31,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
         yield "H2D", f"{gpu.h2d.peak:.3g} GB/s", from_("gpu.h2d")
         if ranks > 1:
             here = ranks // hardware.hosts
-            at_once = ranks * gpu.h2d.peak * hardware.links.share(here, gpu.h2d.peak)
+            alone = hardware.links_gbps(here)
+            at_once = hardware.hosts * alone * hardware.links.share(here, alone)
             known = "as fast as each alone: not measured" if hardware.links.together is None else from_("links.together_gbps")
             yield f"{ranks} links", f"{at_once:.3g} GB/s at once", known
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
@@ -40,6 +41,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
     else:
         yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
+    for card in hardware.others:
+        yield f"GPU {card.device}", f"{card.gpu.name}, {show_bytes(card.vram_bytes)}, H2D of {card.gpu.h2d.peak:.3g} GB/s", from_("others")
     for form in sorted({unit.format for unit in model.coded}, key=lambda form: form.name):
         yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
     if ranks > 1 and ranks > hardware.hosts:

@@ -117,7 +117,7 @@ class Simulation:
         self._moved = Moved.of(self._machine, plan.model, plan.decisions)
         self.record = Record(options.keep_spans)
         booked = self.record.booked if options.keep_spans else None
-        seat = (among.clock, among.host) if among else ()
+        seat = (among.clock, among.host, self._machine.gpu.h2d.peak if self._machine.gpu else 0.0) if among else ()
         self.lanes = Lanes(bus_shares(self._machine, plan.decisions), beside_shares(self._machine), booked, *seat)
         self._dram = self._make_dram()
         self._ring_feed = self._make_feed()

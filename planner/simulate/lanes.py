@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -61,9 +62,10 @@ Booked = Callable[[str, str, int, int, int], None]
 
 
 class Clock:
-    """The time, and the lanes of all ranks. ``links``: cards -> the share of a card's link that is left while those of so many carry."""
+    """The time, and the lanes of all ranks. ``links``: cards, their links' GB/s alone added up -> the share of each that is left while all
+    carry."""
 
-    def __init__(self, links: Callable[[int], float] = lambda cards: 1.0):
+    def __init__(self, links: Callable[[int, float], float] = lambda cards, alone_gbps: 1.0):
         self.now = 0
         self._links = links
         self._all: list[tuple[Lanes, Lane]] = []
@@ -123,10 +125,13 @@ class Clock:
         asked: dict[int, float] = {}
         for lanes, links in at_work.items():
             beside = lanes.beside if lanes.beside and lanes.beside.keys() <= links else {}
-            here = [others for other, others in at_work.items() if other.host == lanes.host]
+            here = [(other, others) for other, others in at_work.items() if other.host == lanes.host]
             for link in links:
-                ranks = sum(link in others for others in here)
-                carried = self._links(ranks) if link == H2D else 1 / ranks if link == SSD else 1.0
+                carried = 1.0
+                if link in (H2D, SSD):
+                    those = [other for other, others in here if link in others]
+                    alone_gbps = math.fsum(other.link_gbps for other in those)
+                    carried = self._links(len(those), alone_gbps) if link == H2D else 1 / len(those)
                 alone[lanes, link] = beside.get(link, 1.0) * carried
                 asked[lanes.host] = asked.get(lanes.host, 0.0) + lanes.bus.get(link, 0.0) * alone[lanes, link]
 
@@ -143,15 +148,21 @@ class Lanes:
 
     ``bus``: link -> the share of the host's memory bus that it takes at full speed. Where those at work ask for more than all of it, each
     goes on slower by as much. ``beside``: link -> the share of its speed that is left while all of these are at work. ``host``: which one
-    of several this rank is on.
+    of several this rank is on. ``link_gbps``: of its card's link alone.
     """
 
     def __init__(
-        self, bus: Mapping[str, float], beside: Mapping[str, float], booked: Booked | None = None, clock: Clock | None = None, host: int = 0
+        self,
+        bus: Mapping[str, float],
+        beside: Mapping[str, float],
+        booked: Booked | None = None,
+        clock: Clock | None = None,
+        host: int = 0,
+        link_gbps: float = 0.0,
     ):
         self.of = {track: Lane(track) for track in LINKS}
         self.booked = booked
-        self.bus, self.beside, self.host = bus, beside, host
+        self.bus, self.beside, self.host, self.link_gbps = bus, beside, host, link_gbps
         self._clock = clock or Clock()
         self._clock.take(self)
 

@@ -58,16 +58,15 @@ def why_infeasible(problem: Problem) -> UserError:
     if short_of is None:
         given = ", ".join(f"{Force.key(name)}={value}" for name, value in problem.force.given.items())
         return UserError(f"{given}: no plan holds all of these together (cap <= layers through DRAM, hwm = cap + k); drop one of them")
-    short = " and ".join(f"{tier.upper()} is short by {_gb(_sharing(problem, tier) * n)} GB" for tier, n in short_of.items())
-    had = ", ".join(f"hardware.{tier}_bytes={_sharing(problem, tier) * capacity(problem.hardware, tier) / GB:.3f}GB" for tier in short_of)
+    short = " and ".join(f"{tier.upper()} is short by {_gb(_of_host(problem, tier, n))} GB" for tier, n in short_of.items())
+    had = ", ".join(f"hardware.{tier}_bytes={_of_host(problem, tier, capacity(problem.hardware, tier)) / GB:.3f}GB" for tier in short_of)
     remedies = " or ".join(mend.change for mend in (*alternatives(problem), raised(problem, short_of)))
     return Infeasible(f"no plan fits: {short} (allowed: {had}); {remedies}", problem, short_of)
 
 
-def _sharing(problem: Problem, tier: Tier) -> int:
-    """Ranks that have equal parts of a machine's ``tier``, of which ``problem`` is one."""
-    dealt = problem.model.dealt
-    return 1 if dealt is None or tier is Tier.vram else dealt.count // problem.hardware.hosts
+def _of_host(problem: Problem, tier: Tier, nbytes: int) -> int:
+    """Bytes of a host's ``tier`` of which the rank that ``problem`` is about has ``nbytes``."""
+    return nbytes if tier is Tier.vram else math.ceil(problem.hardware.divided_by * nbytes)
 
 
 def capacity(hardware: HardwareProfile, tier: Tier) -> int:
@@ -90,7 +89,7 @@ def shortages(problem: Problem, only: Collection[Tier] = tuple(Tier)) -> dict[Ti
 def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:
     """More hardware, in whole MB."""
     sizes: dict[str, Any] = {f"{tier}_bytes": math.ceil((capacity(problem.hardware, tier) + n) / MB) * MB for tier, n in short_of.items()}
-    told = {tier: _sharing(problem, tier) * sizes[f"{tier}_bytes"] for tier in short_of}
+    told = {tier: _of_host(problem, tier, sizes[f"{tier}_bytes"]) for tier in short_of}
     change = "raise to " + " ".join(f"hardware.{tier}_bytes={size / GB:.3f}GB" for tier, size in told.items())
     return Mend(change, replace(problem, hardware=replace(problem.hardware, **sizes)))
 

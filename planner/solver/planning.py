@@ -24,7 +24,7 @@ from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
-from penstock.planner.solver.ranks_choice import answer_dealt, ranks_of
+from penstock.planner.solver.ranks_choice import answer_dealt, on_ranks
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
@@ -103,8 +103,8 @@ def read_question(cfg: SolveConfig) -> Asked:
         drafts = seen_drafts(hardware, hits.model)
         hardware, calibrated = with_calibration(hardware, hits.model)
     question = Question(hardware, hits.model, workload, force)
-    count, why_one = ranks_of(cfg, question)
-    return Asked(replace(question, ranks=count), hits, (*notes, *calibrated, *short, *why_one), drafts)
+    question, why_one = on_ranks(cfg, question)
+    return Asked(question, hits, (*notes, *calibrated, *short, *why_one), drafts)
 
 
 def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:

@@ -9,10 +9,11 @@ from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Speculate
-from penstock.planner.contract.given.unit_spec import UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
+from penstock.planner.solver.infeasible import Infeasible
+from penstock.planner.solver.layer_counts import slowest, with_counts
 from penstock.planner.solver.program import optimum
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
@@ -21,10 +22,10 @@ _ALONE = ("host_ffn", "host_rows", "expert_host", "speculate_tokens")
 """Decisions of one rank alone yet."""
 
 
-def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]]:
-    """The ranks that ``cfg`` asks for. Where it says nothing: one for each card of every host. Of one host it is one alone where all cannot
-    be or are no faster, as a note then says. UserError where they are asked for and cannot be. Costs two solves where there are several
-    cards to choose from."""
+def on_ranks(cfg: SolveConfig, question: Question) -> tuple[Question, tuple[str, ...]]:
+    """``question`` of the ranks that ``cfg`` asks for, and what is to be said of them. Where it says nothing: one for each card of every
+    host. Of one host it is one alone where all cannot be or are no faster, as a note then says. UserError where they are asked for and
+    cannot be. Costs two solves where there are several cards to choose from, and those of ``with_counts``."""
     hosts = question.hardware.hosts
     count = (question.hardware.cards or 1) * hosts if cfg.ranks is None else cfg.ranks
     try:
@@ -33,16 +34,19 @@ def ranks_of(cfg: SolveConfig, question: Question) -> tuple[int, tuple[str, ...]
         if cfg.ranks is not None or hosts > 1:
             raise
         why = str(error).partition("; ")[0].removeprefix(f"ranks={count}: ")
-        return 1, (f"one of {count} GPUs is used: {why}",)
+        return question, (f"one of {count} GPUs is used: {why}",)
+    if question.workload.is_served and cfg.ranks is None and count > 1 and hosts == 1:
+        return question, (f"one of {count} GPUs is used: a server takes more where they are asked for (ranks={count})",)
+    dealt = with_counts(replace(question, ranks=count))
     if cfg.ranks is not None or count == 1 or hosts > 1:
-        return count, ()
-    if question.workload.is_served:
-        return 1, (f"one of {count} GPUs is used: a server takes more where they are asked for (ranks={count})",)
-    one, all_of_them = optimum(question), optimum(replace(question, ranks=count))
+        return dealt, ()
+    one, all_of_them = optimum(question), slowest(dealt)
     if one is None or all_of_them is None or all_of_them.total_s < one.total_s:
-        return count, ()
+        return dealt, ()
     seconds = f"{show_seconds(all_of_them.token_s)} a token, and {show_seconds(one.token_s)} with one"
-    return 1, (f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count})",)
+    return question, (
+        f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count})",
+    )
 
 
 def _check(cfg: SolveConfig, question: Question, count: int) -> None:
@@ -58,22 +62,38 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
 
 
 def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
-    """The plan of all ranks. The first one, which has most layers, decides batch, passes and pages for all; ranks with the same units
-    decide the same. Costs a solve for each kind of rank, four at most. Raises UserError; ``Infeasible`` when one finds no plan."""
-    q, found = question, dict[tuple[UnitSpec, ...], Decisions]()
-    decided: list[Decisions] = []
-    for rank in range(q.ranks):
+    """The plan of all ranks. One decides batch, passes and pages for all: the first one, which has most layers where cards are alike. Where
+    they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve for
+    each kind of rank, four at most where cards are alike. Raises UserError; ``Infeasible`` when one finds no plan."""
+    refused: list[Infeasible] = []
+    for leader in range(question.ranks if question.hardware.others else 1):
+        try:
+            return _led(question, leader, notes)
+        except Infeasible as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
+    """The plan in which ``leader`` decides for all. Raises as :func:`answer_dealt` does."""
+    q, found = question, dict[object, Decisions]()
+    decided: dict[int, Decisions] = {}
+    for rank in sorted(range(q.ranks), key=lambda rank: rank != leader):
         asked = q.of_rank(rank)
-        if asked.model.units not in found:
+        kind = asked.model.units, asked.hardware.dram_bytes, asked.hardware.devices if q.hardware.others else None
+        if kind not in found:
+            force = q.force if rank == 0 else q.force.without("embedding")
             if decided:
-                first = decided[0]
+                first = decided[leader]
                 shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens")}
-                force = q.force.without("embedding").but(page_tokens=first.kv.page_tokens, **shared)
-                asked = replace(asked, force=force, workload=replace(q.workload, batch=first.batch))
+                force = force.but(page_tokens=first.kv.page_tokens, **shared)
+                asked = replace(asked, workload=replace(q.workload, batch=first.batch))
+            asked = replace(asked, force=force)
             choice = choose(asked)
-            found[asked.model.units] = choice.decisions
+            found[kind] = choice.decisions
             if not decided and choice.left is not None:
                 notes = (*notes, doubt(choice.left))
-        decided.append(found[asked.model.units])
-    predicted = predict_ranks(q.hardware, q.model, q.workload, decided, q.dealing)
-    return Plan(q.hardware, q.model, q.workload, decided[0], predicted, notes, Ranks.of(decided, q.dealing))
+        decided[rank] = found[kind]
+    each = [decided[rank] for rank in range(q.ranks)]
+    predicted = predict_ranks(q.hardware, q.model, q.workload, each, q.dealing)
+    return Plan(q.hardware, q.model, q.workload, each[0], predicted, notes, Ranks.of(each, q.dealing))

@@ -18,7 +18,7 @@ def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: i
     batch = min(batch, count)
     decided = [_fewer(plan.of_rank(rank), batch, plan.chunk_tokens(batch)) for rank in range(plan.ranks.count)]
     work = replace(plan.workload.in_batches(batch, count), prompt_tokens=longest, new_tokens=new_tokens, shared_prefix_tokens=0)
-    made = predict_ranks(plan.hardware, plan.model, work, decided)
+    made = predict_ranks(plan.hardware, plan.model, work, decided, plan.dealing)
     ranks = replace(plan.ranks, others=tuple(decided[1:]))
     return replace(plan, workload=work, decisions=decided[0], ranks=ranks, prediction=made)
 

@@ -132,7 +132,7 @@ def test_drawn_experts_are_found_as_often_as_the_curve_says(count: int, top_k: i
 @given(st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_ranks_of_a_host_share_what_it_has_and_those_of_others_do_not(here: int, there: int, drive: bool) -> None:
     together = {1: 1.0, 2: 0.9, 3: 0.7, 4: 0.6}
-    clock, ends = Clock(together.__getitem__), []
+    clock, ends = Clock(lambda cards, alone_gbps: together[cards]), []
     track = SSD if drive else H2D
     for number, count in enumerate((here, there)):
         for _ in range(count):

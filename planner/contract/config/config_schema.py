@@ -106,6 +106,15 @@ class GpuConfig:
 
 
 @dataclass
+class CardConfig:
+    device: Annotated[int, Bounds(0, 1023)] = MISSING
+    """Its number."""
+    vram_bytes: Annotated[int, SOME_BYTES] = MISSING
+    """VRAM that a plan may use, the CUDA context included."""
+    gpu: GpuConfig = field(default_factory=GpuConfig)
+
+
+@dataclass
 class HostConfig:
     threads: Annotated[int, Bounds(1, 2**20)] = MISSING
     """Pinned threads that multiply beside the GPU; the other cores serve readers, copies and the interpreter."""
@@ -176,7 +185,10 @@ class HardwareConfig:
     spread: dict[str, float] = field(default_factory=dict)
     """Of what runs have measured: figure -> the share by which nine of ten runs are within the profile's."""
     devices: list[int] | None = None
-    """Numbers of the GPUs that a plan may use, all of the same kind and of `vram_bytes` each; null: the first one. `[0]` plans for one."""
+    """Numbers of the GPUs that a plan may use; null: the first one. `[0]` plans for one. Each is `gpu`, of `vram_bytes`, unless `others`
+    names its number."""
+    others: list[CardConfig] = field(default_factory=list)
+    """GPUs that are unlike `gpu`: of each its number (`device`), its `vram_bytes`, and what `gpu` says of it."""
     links: LinksConfig | None = None
     """What several ranks share; null: not measured, so that each GPU's link carries what it does alone."""
     hosts: Annotated[int, Bounds(1, 64)] = 1

@@ -12,6 +12,7 @@ from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
 from penstock.planner.contract.config.config_schema import (
+    CardConfig,
     GpuConfig,
     HardwareConfig,
     HostConfig,
@@ -22,7 +23,7 @@ from penstock.planner.contract.config.config_schema import (
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, no_such_format
-from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
+from penstock.planner.contract.given.hardware import Card, Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import GLOO, Links
 from penstock.planner.contract.given.model import ModelSpec
@@ -39,7 +40,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
     _not_in_gigabytes(cfg, "vram_bytes", "dram_bytes", "ssd_bytes")
     check_bounds(cfg if cfg.vram_bytes > 0 else replace(cfg, gpu=None), "hardware")
     _check_spread(cfg.spread)
-    gpu = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None
+    gpu, vram_bytes = _gpu(cfg.gpu) if cfg.gpu is not None and cfg.vram_bytes > 0 else None, cfg.vram_bytes
+    devices, others = _devices(cfg.devices, gpu is not None), dict[int, Card]()
     if cfg.vram_bytes > 0 and gpu is None:
         raise UserError(
             f"hardware.vram_bytes={cfg.vram_bytes}: the profile {cfg.name} describes no GPU; set it to 0, or choose hardware= with a GPU"
@@ -49,9 +51,13 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
             f"hardware.vram_bytes={cfg.vram_bytes}: the CUDA context alone takes {show_bytes(gpu.context_bytes)}; "
             "give more, or 0 to compute on the CPU"
         )
+    if gpu is not None:
+        others = _unlike(cfg.others, Card(devices[0] if devices else 0, vram_bytes, gpu), devices)
+        first = others.pop(devices[0]) if devices else None
+        gpu, vram_bytes = (gpu, vram_bytes) if first is None else (first.gpu, first.vram_bytes)
     return HardwareProfile(
         name=cfg.name,
-        vram_bytes=cfg.vram_bytes,
+        vram_bytes=vram_bytes,
         dram_bytes=cfg.dram_bytes,
         ssd_bytes=cfg.ssd_bytes,
         ssd_read=_ssd_points(cfg.ssd.read),
@@ -74,7 +80,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_decode=_by_format("hardware.cpu.decode", cfg.cpu.decode),
         cpu_products=_by_format("hardware.cpu.products", cfg.cpu.products),
         host=_host(cfg.host) if cfg.host is not None and gpu is not None else None,
-        devices=_devices(cfg.devices, gpu is not None),
+        devices=devices,
+        others=tuple(others.values()),
         links=_links(cfg.links, gpu is not None),
         hosts=cfg.hosts,
         network=Network(cfg.network.gbps, cfg.network.hop_s) if cfg.network.gbps else None,
@@ -90,6 +97,24 @@ def _devices(devices: list[int] | None, cards: bool) -> tuple[int, ...]:
     if not devices or len(set(devices)) < len(devices) or min(devices) < 0 or max(devices) > _MOST_DEVICE:
         raise UserError(f"hardware.devices={devices}: must be numbers of GPUs, each once, such as [0,1]; null is the first one")
     return tuple(devices)
+
+
+def _unlike(cards: list[CardConfig], base: Card, devices: tuple[int, ...]) -> dict[int, Card]:
+    """The first of ``devices``, and those that are unlike it, by their numbers; none where there are none. What ``cards`` do not name is
+    ``base``. UserError naming the key."""
+    named: dict[int, Card] = {}
+    for number, cfg in enumerate(cards):
+        key = f"hardware.others[{number}]"
+        check_bounds(cfg, key)
+        if cfg.device in named:
+            raise UserError(f"{key}.device={cfg.device}: stands in two of them; keep one")
+        card = Card(cfg.device, cfg.vram_bytes, _gpu(cfg.gpu, f"{key}.gpu"))
+        if card.gpu.context_bytes >= card.vram_bytes:
+            raise UserError(f"{key}.vram_bytes={card.vram_bytes}: the CUDA context alone takes {show_bytes(card.gpu.context_bytes)}")
+        named[cfg.device] = card
+    found = {device: named.get(device, replace(base, device=device)) for device in devices}
+    first = found[devices[0]] if devices else base
+    return {d: card for d, card in found.items() if d == first.device or replace(card, device=first.device) != first}
 
 
 def _links(cfg: LinksConfig | None, cards: bool) -> Links:
@@ -125,24 +150,10 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         }
         | ({"decode": dict(profile.cpu_decode)} if profile.cpu_decode else {})
         | ({"products": dict(profile.cpu_products)} if profile.cpu_products else {}),
-        "gpu": None
-        if gpu is None
-        else {
-            "name": gpu.name,
-            "context_bytes": gpu.context_bytes,
-            "dense_tflops": gpu.dense_tflops,
-            "attention_tflops": gpu.attention_tflops,
-            "memory_gbps": gpu.memory_gbps,
-            "h2d": [list(p) for p in gpu.h2d.points],
-            "d2h": [list(p) for p in gpu.d2h.points],
-            "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
-            "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
-            "copy_s": gpu.copy_s,
-            "layer_kernels_s": gpu.layer_kernels_s,
-        }
-        | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates},
+        "gpu": None if gpu is None else _gpu_mapping(gpu),
         **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
         **({"devices": list(profile.devices)} if profile.devices else {}),
+        **({"others": [_card_mapping(card) for card in profile.others]} if profile.others else {}),
         **({} if profile.links == _links(None, gpu is not None) else {"links": _links_mapping(profile.links)}),
         **({} if profile.hosts == 1 else {"hosts": profile.hosts}),
         **({} if profile.network is None else {"network": {"gbps": profile.network.gbps, "hop_s": profile.network.hop_s}}),
@@ -152,6 +163,26 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
         "spread": dict(profile.spread),
         "origin": dict(profile.origin),
     }
+
+
+def _card_mapping(card: Card) -> dict[str, Any]:
+    return {"device": card.device, "vram_bytes": card.vram_bytes, "gpu": _gpu_mapping(card.gpu)}
+
+
+def _gpu_mapping(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "name": gpu.name,
+        "context_bytes": gpu.context_bytes,
+        "dense_tflops": gpu.dense_tflops,
+        "attention_tflops": gpu.attention_tflops,
+        "memory_gbps": gpu.memory_gbps,
+        "h2d": [list(p) for p in gpu.h2d.points],
+        "d2h": [list(p) for p in gpu.d2h.points],
+        "h2d_pageable_gbps": gpu.h2d_pageable_gbps,
+        "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
+        "copy_s": gpu.copy_s,
+        "layer_kernels_s": gpu.layer_kernels_s,
+    } | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates}
 
 
 def workload_from(cfg: WorkloadConfig) -> Workload:
@@ -207,21 +238,21 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
     return spec
 
 
-def _gpu(cfg: GpuConfig) -> Gpu:
+def _gpu(cfg: GpuConfig, key: str = "hardware.gpu") -> Gpu:
     return Gpu(
         name=cfg.name,
         context_bytes=cfg.context_bytes,
         dense_tflops=cfg.dense_tflops,
         attention_tflops=cfg.attention_tflops,
         memory_gbps=cfg.memory_gbps,
-        h2d=_curve("hardware.gpu.h2d", cfg.h2d),
-        d2h=_curve("hardware.gpu.d2h", cfg.d2h),
+        h2d=_curve(f"{key}.h2d", cfg.h2d),
+        d2h=_curve(f"{key}.d2h", cfg.d2h),
         h2d_pageable_gbps=cfg.h2d_pageable_gbps,
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
         copy_s=cfg.copy_s,
         layer_kernels_s=cfg.layer_kernels_s,
-        decode=_by_format("hardware.gpu.decode", cfg.decode),
-        products=_by_format("hardware.gpu.products", cfg.products),
+        decode=_by_format(f"{key}.decode", cfg.decode),
+        products=_by_format(f"{key}.products", cfg.products),
     )
 
 

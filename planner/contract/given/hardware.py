@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.curve import Curve
@@ -50,6 +51,16 @@ class Gpu:
     """Format -> 1e9 elements a second that are decoded into memory."""
     products: Mapping[str, float] = field(default_factory=dict)
     """Format -> GB/s of stored bytes that a product of one row reads which decodes nothing into memory."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """One of several unlike GPUs of a host."""
+
+    device: int
+    """Its number."""
+    vram_bytes: int
+    gpu: Gpu
 
 
 @dataclass(frozen=True)
@@ -99,9 +110,15 @@ class HardwareProfile:
     host: HostRates | None = None
     """The CPU's products beside a card; None: not known, so the card computes everything."""
     devices: tuple[int, ...] = ()
-    """Numbers of the cards that plans may use, each of them as ``gpu``, of ``vram_bytes`` each; empty: the first one alone."""
+    """Numbers of the cards that plans may use; empty: the first one alone. The first one is ``gpu``, of ``vram_bytes``."""
+    others: tuple[Card, ...] = ()
+    """Those of ``devices`` that are unlike the first one; all else are like it."""
+    round_cards: tuple[Gpu, ...] = ()
+    """Of a rank's share of unlike cards: the card of each rank, its own among them. Empty where all are alike."""
     links: Links = Links()
     """Of several cards, or ranks."""
+    divided_by: Fraction = Fraction(1)
+    """1 / a rank's share of its host's DRAM and drive; 1 of a machine as a whole."""
     hosts: int = 1
     """Machines like this one that ranks are dealt over, as many on each."""
     network: Network | None = None
@@ -111,6 +128,17 @@ class HardwareProfile:
     def cards(self) -> int:
         """Of one host, that plans may use."""
         return 0 if self.gpu is None else max(1, len(self.devices))
+
+    def card(self, number: int) -> Card:
+        """The card of that number among ``devices``. ValueError on a machine without one."""
+        if self.gpu is None:
+            raise ValueError(f"{self.name} has no GPU")
+        device = self.devices[number] if self.devices else number
+        return next((other for other in self.others if other.device == device), Card(device, self.vram_bytes, self.gpu))
+
+    def links_gbps(self, cards: int) -> float:
+        """What the links of the first so many cards carry to them, each alone, added up."""
+        return math.fsum(self.card(number).gpu.h2d.peak for number in range(cards))
 
     def read_long(self) -> HardwareProfile:
         """The same with no read faster than the drive's long rate."""

@@ -26,8 +26,8 @@ class Links:
     measured, and steps of several ranks are launched kernel by kernel."""
 
     def share(self, cards: int, alone_gbps: float) -> float:
-        """Of a link's ``alone_gbps``, what is left while those of ``cards`` carry at once."""
-        return 1.0 if self.together is None or cards == 1 else min(1.0, self.together.at(cards) / (cards * alone_gbps))
+        """Of a link's rate, what is left while those of ``cards`` carry at once, which carry ``alone_gbps`` one by one, added up."""
+        return 1.0 if self.together is None or cards == 1 else min(1.0, self.together.at(cards) / alone_gbps)
 
     def hop_of(self, nbytes: float) -> float:
         """Seconds in which ``nbytes`` of hidden states go from a rank to the next one."""

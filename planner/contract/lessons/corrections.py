@@ -48,6 +48,7 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         cpu_products=_slowed_rates(hardware.cpu_products, host[Figure.weights]),
         layer_launch_s=hardware.layer_launch_s * k[Figure.weights],
         gpu=gpu and _slowed_gpu(gpu, k),
+        round_cards=tuple(_slowed_gpu(card, k) for card in hardware.round_cards),
     )
     alone = faster.gpu.h2d.peak if faster.gpu else faster.cpu_matvec_gbps
     return replace(faster, dram_bus_gbps=hardware.dram_bus_gbps and max(hardware.dram_bus_gbps, faster.ssd_peak_gbps, alone))

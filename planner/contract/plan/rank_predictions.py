@@ -11,6 +11,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.cost import Prediction, predict
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 
@@ -38,8 +39,9 @@ def rank_terms(
     if count == 1:
         return ((hardware, model, workload, decided[0]),)
     dealing = dealing or Dealing.even(count, model.layers)
+    shares = host_shares(hardware, model, dealing)
     return tuple(
-        (share_of_rank(hardware, count, rank), model_of_rank(model, dealing, rank), workload, decisions)
+        (share_of_rank(hardware, count, rank, shares[rank]), model_of_rank(model, dealing, rank), workload, decisions)
         for rank, decisions in enumerate(decided)
     )
 
@@ -49,7 +51,7 @@ def predict_each(terms: Sequence[Terms]) -> tuple[Prediction, ...]:
     found: dict[object, Prediction] = {}
     each = []
     for hardware, model, workload, decisions in terms:
-        alike = (model.units, model.vocab, decisions)
+        alike = (model.units, model.vocab, decisions, hardware.dram_bytes, hardware.devices if hardware.round_cards else None)
         if alike not in found:
             found[alike] = predict(hardware, model, workload, decisions)
         each.append(found[alike])

@@ -39,7 +39,8 @@ def fills(plan: Plan) -> tuple[Fill, ...]:
         (Tier.ssd, ssd_capacity, _summed(ssd_use(*a) for a in args)),
     ]
     if h.gpu:
-        tiers.insert(0, (Tier.vram, h.vram_bytes, max((vram_use(*a) for a in args), key=lambda use: sum(use.values()))))
+        cards = [(one.hardware.vram_bytes, vram_use(*terms)) for one, terms in zip(ranks, args, strict=True)]
+        tiers.insert(0, (Tier.vram, *max(cards, key=lambda card: sum(card[1].values()) / card[0])))
     return tuple(
         Fill(tier, capacity, {item: n for item, n in sorted(use.items(), key=lambda pair: -pair[1]) if n}) for tier, capacity, use in tiers
     )

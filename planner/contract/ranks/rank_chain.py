@@ -58,17 +58,18 @@ def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float, recorded: 
 def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Callable[[HardwareProfile], float]) -> float:
     """Compute seconds of ``passed`` over the whole model, where ``own_s`` are those of the layers in ``model`` on a machine.
 
-    Each layer takes C seconds for a pass's tokens, C / m for one of its m parts, and a hop to another rank h seconds a part. With a, the
-    layer before, and o, the one before it on its own rank, a layer's first part begins, and its first and last part end, at
+    Each layer takes C seconds for a pass's tokens on its rank's card, which a rank reckons for all others as if the layers there were like
+    its own. One of m parts takes C / m, and a hop to another rank h seconds a part. With a, the layer before, and o, the one before it on
+    its own rank, a layer's first part begins, and its first and last part end, at
 
         begin = max(first(a) + h, last(o), begin(o) + way)
         first = begin + C / m
         last  = max(begin + C, last(a) + h + C / m)
 
     where ``way`` is all parts' time on the slowest way between two ranks. That is exact for equal parts: by induction part p ends at a
-    convex function of p, so that the first or the last one decides. Where ranks have unlike numbers of layers the last part's own seconds
-    stand for C / m in ``last``; where they have as many, that would add up to 0.2 % to a prompt. Behind the layers come two hops and the
-    LM head. So N ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
+    convex function of p, so that the first or the last one decides. Where ranks or cards are unlike, the last part's own seconds stand for
+    C / m in ``last``; where all are alike, that would add up to 0.2 % to a prompt. Behind the layers come two hops and the LM head. So N
+    ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
     launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count.
@@ -77,14 +78,16 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     dealt = model.dealt
     if dealt is None:
         return alone_s
-    device_s = alone_s if hardware.gpu is None or dealt.routed else own_s(replace(hardware, layer_launch_s=0.0))
+    queued = hardware if hardware.gpu is None or dealt.routed else replace(hardware, layer_launch_s=0.0)
+    device_s = alone_s if queued is hardware else own_s(queued)
     head_s = min(passed.head_s, device_s) / passed.passes
     layer_s = (device_s / passed.passes - head_s) / model.layers
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts, passed.recorded)
     slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
     wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
-    last_part = 1.0 if Dealing(dealt.counts).is_even else passed.last_part
-    ring = Ring([layer_s] * dealt.count, passed.parts, between_s, wide_s, last_part)
+    each_s = [layer_s * own_s(replace(queued, gpu=card)) / device_s for card in hardware.round_cards] or [layer_s] * dealt.count
+    alike = Dealing(dealt.counts).is_even and not hardware.round_cards
+    ring = Ring(each_s, passed.parts, between_s, wide_s, 1.0 if alike else passed.last_part)
     return max(alone_s, passed.passes * (ring.through(dealt.owners) + BEHIND_LAYERS * behind_s + head_s))
 
 

@@ -37,7 +37,7 @@ class RankPlay:
         self._whole, self._here = plan, here
         self._dealing = plan.dealing
         ranks_a_host = plan.ranks.count // plan.hardware.hosts
-        among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware))
+        among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware, number % ranks_a_host))
         self._steps_recorded = is_recorded(self.plan.hardware, self.plan.placement, self.plan.decisions.kv)
         experts = self.plan.model.experts
         routers = DrawnRouters(experts, number) if experts else None
@@ -124,13 +124,14 @@ class RankPlay:
         self.sim.lanes.add(HOP, Work((what, number), f"{what}.{number}", nbytes, done), ns(seconds))
 
 
-def _unshared(share: HardwareProfile, whole: HardwareProfile) -> HardwareProfile:
-    """A rank's ``share`` of the machine ``whole``, with what the ranks of a host divide as they go: drive, links, bus."""
+def _unshared(share: HardwareProfile, whole: HardwareProfile, number: int) -> HardwareProfile:
+    """A rank's ``share`` of the machine ``whole``, on which its card has that number. Whole are what the ranks of a host divide as they go:
+    drive, links, bus."""
     return replace(
         share,
         ssd_read=whole.ssd_read,
         ssd_write_gbps=whole.ssd_write_gbps,
         ssd_long_gbps=whole.ssd_long_gbps,
         dram_bus_gbps=whole.dram_bus_gbps,
-        gpu=whole.gpu,
+        gpu=None if whole.gpu is None else whole.card(number).gpu,
     )

@@ -17,10 +17,8 @@ class RanksSimulation:
     together. Bus, drive and what links carry at once are shared by those that use them at the moment."""
 
     def __init__(self, plan: Plan, options: Options, progress: Progress = lambda done, of: None):
-        hardware = plan.hardware
-        alone = hardware.gpu.h2d.peak if hardware.gpu else 0.0
         self._plan, self._progress = plan, progress
-        self._clock = Clock(lambda cards: hardware.links.share(cards, alone))
+        self._clock = Clock(plan.hardware.links.share)
         self._here: set[tuple[object, int]] = set()
         self._ranks = [RankPlay(plan, number, self._clock, options, self._here) for number in range(plan.ranks.count)]
 

@@ -10,6 +10,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 
@@ -49,7 +50,8 @@ class Question:
         """What is asked of one rank; the same where there is one."""
         if self.ranks == 1:
             return self
-        hardware = share_of_rank(self.hardware, self.ranks, rank)
+        share = host_shares(self.hardware, self.model, self.dealing)[rank]
+        hardware = share_of_rank(self.hardware, self.ranks, rank, share)
         return replace(self, hardware=hardware, model=model_of_rank(self.model, self.dealing, rank), ranks=1, layers=())
 
     def on(self, hardware: HardwareProfile) -> Question:

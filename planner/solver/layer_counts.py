@@ -1,0 +1,97 @@
+"""How many layers each of several unlike cards gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations
+
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.given.hardware import Card
+from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.terms.problem import Question
+
+MOVES = (4, 2, 1)
+"""Layers that are tried to move from one kind of card to another, at a time."""
+
+
+def with_counts(question: Question) -> Question:
+    """``question`` with the layers of each rank, where its cards are unlike: the best found, and as it is where nothing fits.
+
+    The first guess ends all links together. Then layers are moved between kinds of cards while the seconds of the slowest rank fall. Cards
+    of a kind have as many layers, but for one. Costs a solve a kind of rank for each try: some 20 tries of two kinds.
+    """
+    if question.ranks == 1 or not question.hardware.others:
+        return question
+    best = replace(question, layers=_ending_together(question))
+    best_s = _seconds(best)
+    for layers in MOVES:
+        moving = True
+        while moving:
+            moving = False
+            for tried in _moved(best, layers):
+                seconds = _seconds(tried)
+                if seconds < best_s:
+                    best, best_s, moving = tried, seconds, True
+                    break
+    return best if best_s < float("inf") else question
+
+
+def slowest(question: Question) -> Optimum | None:
+    """What the fastest plan takes, of the rank that takes longest; None where any has none. One solve where cards are alike."""
+    if question.ranks == 1 or not question.hardware.others:
+        return optimum(question)
+    found = [optimum(question.of_rank(rank)) for rank in range(question.ranks)]
+    return None if None in found else max((one for one in found if one is not None), key=lambda one: one.total_s)
+
+
+def _seconds(question: Question) -> float:
+    found = slowest(question)
+    return float("inf") if found is None else found.total_s
+
+
+def _cards(question: Question) -> list[Card]:
+    """Of each rank, its number left out, so that those of a kind are equal."""
+    here = question.ranks // question.hardware.hosts
+    return [replace(question.hardware.card(rank % here), device=0) for rank in range(question.ranks)]
+
+
+def _ending_together(question: Question) -> tuple[int, ...]:
+    """Layers of each rank with which all links end at the same time t: what its card holds, and its link's rate * t. Where the cards hold
+    all layers, those with the fastest memory get what they hold."""
+    model, cards, ranks = question.model, _cards(question), range(question.ranks)
+    tokens = max(1, question.workload.batch) * question.workload.max_tokens
+    layer_gb = (model.weight_bytes - model.embed_bytes - model.head_bytes + tokens * model.kv_bytes_per_token) / model.layers / GB
+    holds = [max(0.0, (card.vram_bytes - card.gpu.context_bytes) / GB / layer_gb) for card in cards]
+    left = model.layers - sum(holds)
+    rates = [card.gpu.h2d.peak for card in cards]
+    wanted = [holds[rank] + left * rates[rank] / sum(rates) for rank in ranks]
+    if left <= 0:
+        wanted, free = [1.0] * question.ranks, float(model.layers - question.ranks)
+        for rank in sorted(ranks, key=lambda rank: -cards[rank].gpu.memory_gbps):
+            more = min(free, max(0.0, holds[rank] - 1))
+            wanted[rank], free = wanted[rank] + more, free - more
+    counts = [max(1, int(each)) for each in wanted]
+    while (short := model.layers - sum(counts)) != 0:
+        rank = max(
+            ranks, key=lambda rank: (wanted[rank] - counts[rank]) * (1 if short > 0 else -1) - (short < 0 and counts[rank] == 1) * 1e9
+        )
+        counts[rank] += 1 if short > 0 else -1
+    return tuple(counts)
+
+
+def _moved(question: Question, layers: int) -> Iterator[Question]:
+    """``question`` with so many layers moved from one kind of card to another, for each two kinds."""
+    cards = _cards(question)
+    kinds = [[rank for rank, card in enumerate(cards) if card == kind] for kind in _distinct(cards)]
+    for giving, taking in permutations(kinds, 2):
+        counts = list(question.layers)
+        for _ in range(layers):
+            counts[max(giving, key=counts.__getitem__)] -= 1
+            counts[min(taking, key=counts.__getitem__)] += 1
+        if min(counts) > 0:
+            yield replace(question, layers=tuple(counts))
+
+
+def _distinct(cards: list[Card]) -> list[Card]:
+    return [card for number, card in enumerate(cards) if card not in cards[:number]]
