@@ -72,7 +72,7 @@ def question_of(plan: Plan) -> Question:
     """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted."""
     experts = plan.decisions.experts
     force = Force(expert_policy=experts.policy if experts else None)
-    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count)
+    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, share=plan.ranks.share)
 
 
 def explain(

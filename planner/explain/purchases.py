@@ -101,7 +101,7 @@ def _one_more_card(question: Question) -> Iterator[Offer]:
         return
     host = hardware if hardware.cards >= count else replace(hardware, devices=tuple(range(count)))
     with suppress(UserError):
-        check_ranks(host, question.model, question.workload, count)
+        check_ranks(host, question.model, question.workload, count, question.share)
         before, after = (host.links_gbps(n) * host.links.share(n, host.links_gbps(n)) for n in (count - 1, count))
         links = f"{count} in all, links of {before:.3g} to {after:.3g} GB/s together, ranks={count}"
         yield Offer("cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count), hardware.cards < count)
@@ -113,7 +113,7 @@ def _one_more_host(question: Question) -> Iterator[Offer]:
     network, count = hardware.network or TEN_GBIT, question.ranks // hardware.hosts * hosts
     more = replace(hardware, hosts=hosts, network=network)
     with suppress(UserError):
-        check_ranks(more, question.model, question.workload, count)
+        check_ranks(more, question.model, question.workload, count, question.share)
         known = "" if hardware.network else "assumed "
         way = f"a network of {known}{network.gbps:.3g} GB/s and {show_seconds(network.hop_s)} a hop"
         yield Offer("hosts", f"one more host ({hosts} in all, {way}, ranks={count})", replace(question, hardware=more, ranks=count))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
@@ -95,6 +95,16 @@ Totals = Mapping[str, tuple[int, int]]
 """Track -> nanoseconds that it was busy, and bytes that it brought."""
 
 
+class Sharing(Protocol):
+    """Ranks that compute with slices of a layer's experts while the layer's own rank does."""
+
+    def tell(self, layer: int, each: Pass) -> None:
+        """Its router has chosen."""
+
+    def gather(self, layer: int) -> Iterator[Wait]:
+        """Until what all others made has come."""
+
+
 class Simulation:
     """One plan, from the moment at which it has loaded, all batches of its workload one after the other.
 
@@ -127,6 +137,8 @@ class Simulation:
         self._experts = SimulatedExperts(plan, self._moved, self.lanes) if plan.model.experts else None
         self._routers = routers or (DrawnRouters(plan.model.experts) if plan.model.experts else None)
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)} if plan.model.experts else {}
+        self.sharing: Sharing | None = None
+        """The other ranks, where each of them has a slice of every expert."""
         self._sequences = 0
         self._kv: HostKv | CardKv | AttendedKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
@@ -321,8 +333,13 @@ class Simulation:
             yield self.compute(Work((unit.kind, unit.layer), str(unit), 0, lambda: None), self._left_to_compute(length_ns))
         if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
             yield from self._compute_beside(unit, *kv.work(unit.layer))
-        if unit.kind == "ffn" and unit.layer in self._places:
-            yield from self._route(each, unit.layer)
+        number = self._plan.model.number_of(unit.layer)
+        if unit.kind == "ffn" and number in self._places:
+            if self.sharing is not None:
+                self.sharing.tell(number, each)
+            yield from self.route(each, number)
+            if self.sharing is not None:
+                yield from self.sharing.gather(number)
         if last:
             self._feed.leave(unit)
         if kv is not None:
@@ -342,7 +359,7 @@ class Simulation:
         yield Wait(lambda: not lane.moving, unit)
         self.record.waited(COMPUTE, CPU, work.name, since, self.lanes.now)
 
-    def _route(self, each: Pass, layer: int) -> Iterator[Wait]:
+    def route(self, each: Pass, layer: int) -> Iterator[Wait]:
         """The layer's routed experts, each as soon as it is there."""
         experts, routers, lanes = self._experts, self._routers, self.lanes
         assert experts is not None and routers is not None, "only a model with routed experts has such layers"

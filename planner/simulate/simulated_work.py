@@ -44,6 +44,8 @@ class Pass:
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
     """Tokens whose KV goes out."""
+    served_ns: int = 0
+    """Compute of another rank's layer, of whose experts this one has slices, beside the experts'."""
     launch_ns: int = 0
     """Of a rank beside a card: what launching its own layers takes at least, while it waits for those of others."""
     idle_ns: int = 0
@@ -88,8 +90,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s += restore_s if first == start else 0.0
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         dealt = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
-        over = ns(launched_s), idle[True]
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt, ns((seconds - device_s) / routed), first, last - first, *over)))
+        over = dealt[3], ns(launched_s), idle[True]
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), first, last - first, *over)))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, _Shares(plan, units, batch * each), 0
@@ -107,8 +109,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
         dealt = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
-        over = ns(launched_s), idle[False]
-        passed = Pass(False, ns(before_s), *dealt, ns((seconds - device_s) / routed), kv_read, each, *over)
+        over = dealt[3], ns(launched_s), idle[False]
+        passed = Pass(False, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), kv_read, each, *over)
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found
@@ -152,10 +154,10 @@ class _Shares:
         tokens: int,
         attended: frozenset[int] = frozenset(),
         recorded: bool = False,
-    ) -> tuple[tuple[int, ...], int, float]:
-        """Nanoseconds of each unit, of one routed expert, and of a token routed to it. The pass has ``tokens`` tokens over all sequences.
-        Each of them attends to ``context`` others on average, in layers ``attended`` elsewhere. What is ``recorded`` is launched with the
-        next layer's experts."""
+    ) -> tuple[tuple[int, ...], int, float, int]:
+        """Nanoseconds of each unit, of one routed expert, of a token routed to it, and of serving another rank's layer. The pass has
+        ``tokens`` tokens over all sequences. Each of them attends to ``context`` others on average, in layers ``attended`` elsewhere. What
+        is ``recorded`` is launched with the next layer's experts."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
         work, work_each, work_row = self._work(context, tokens, routed, touched, attended)
@@ -164,10 +166,11 @@ class _Shares:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
         rows = tokens * experts.top_k if experts else 0
         by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
-        issues = sum(issue) + routed * touched * issue_each
+        serving = OPERATIONS.serving(tokens, self._grouped(tokens)) if routed > len(self._plan.model.moe) else 0
+        issues = sum(issue) + routed * touched * issue_each + (routed - len(self._plan.model.moe)) * serving
         by_issue = issued_s / issues if issues else 0.0
         units = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
-        return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS
+        return units, ns(by_work * work_each + by_issue * issue_each), by_work * work_row * NS, ns(by_issue * serving)
 
     def _work(self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int]) -> tuple[list[float], float, float]:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: bytes or FLOPs."""
@@ -195,13 +198,14 @@ class _Shares:
         if unit.kind == "head":
             return 0.0
         if recorded:
-            routed = self._plan.model.experts is not None and unit.kind == "ffn" and unit.layer in self._plan.model.experts.layers
+            routed = unit.kind == "ffn" and unit.layer in self._plan.model.moe
             return OPERATIONS.piece_routing(tokens, self._grouped(tokens)) if routed else 0.0
         marks = OPERATIONS.marks / 2 if self._plan.hardware.gpu else 0.0
         if unit.kind == "attn":
             return OPERATIONS.attention + marks
-        experts = self._plan.model.experts
-        return (OPERATIONS.routing(tokens, self._grouped(tokens)) if experts and unit.layer in experts.layers else OPERATIONS.mlp) + marks
+        if unit.layer not in self._plan.model.moe:
+            return OPERATIONS.mlp + marks
+        return OPERATIONS.routing(tokens, self._grouped(tokens)) + OPERATIONS.shared(self._plan.model.slices) + marks
 
     def _grouped(self, tokens: int) -> bool:
         return are_grouped(self._plan.hardware, self._plan.model, tokens)

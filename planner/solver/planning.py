@@ -25,6 +25,7 @@ from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
 from penstock.planner.solver.ranks_choice import answer_dealt, on_ranks
+from penstock.planner.solver.share_choice import share_of
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
@@ -104,7 +105,8 @@ def read_question(cfg: SolveConfig) -> Asked:
         hardware, calibrated = with_calibration(hardware, hits.model)
     question = Question(hardware, hits.model, workload, force)
     question, why_one = on_ranks(cfg, question)
-    return Asked(question, hits, (*notes, *calibrated, *short, *why_one), drafts)
+    share, why_so = share_of(cfg.moe.share, question)
+    return Asked(replace(question, share=share), hits, (*notes, *calibrated, *short, *why_one, *why_so), drafts)
 
 
 def _reading(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:

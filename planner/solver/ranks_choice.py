@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
@@ -9,6 +10,7 @@ from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Speculate
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
@@ -95,5 +97,14 @@ def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
                 notes = (*notes, doubt(choice.left))
         decided[rank] = found[kind]
     each = [decided[rank] for rank in range(q.ranks)]
+    if q.share is ExpertShare.sliced:
+        each = _alike(each)
     predicted = predict_ranks(q.hardware, q.model, q.workload, each, q.dealing)
     return Plan(q.hardware, q.model, q.workload, each[0], predicted, notes, Ranks.of(each, q.dealing))
+
+
+def _alike(decided: Sequence[Decisions]) -> list[Decisions]:
+    """With as many slots for slices on all ranks as the one with fewest has: so all miss the same ones, since they are routed alike."""
+    slots = [made.experts for made in decided if made.experts is not None]
+    fewest = {name: min(getattr(one, name) for one in slots) for name in ("vram_slots", "dram_slots")}
+    return [made if made.experts is None else replace(made, experts=replace(made.experts, **fewest)) for made in decided]

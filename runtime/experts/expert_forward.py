@@ -59,6 +59,16 @@ class Watcher(Protocol):
         """``hidden`` is [tokens, width], ``index`` and ``weights`` are [tokens, top_k]."""
 
 
+class Sharing(Protocol):
+    """Other ranks, each of which has a slice of every expert."""
+
+    def tell(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
+        """What is computed next: as :data:`Runner`."""
+
+    def summed(self, made: torch.Tensor) -> torch.Tensor:
+        """``made`` here [tokens, hidden] and what the others made."""
+
+
 class LayerExperts:
     """One layer's experts as its module calls them.
 
@@ -76,6 +86,8 @@ class LayerExperts:
         self.issued = IssueTime()
         self.layer = layer
         """By which its source knows it."""
+        self.sharing: Sharing | None = None
+        """Who computes with the other slices of this layer's experts; None: there are none, or another rank asks."""
         self._module = module
         self._first = product_of(module, "gate_up_proj" if module.has_gate else "up_proj")
         self._last = product_of(module, "down_proj")
@@ -87,6 +99,8 @@ class LayerExperts:
 
     def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
+        if self.sharing is not None:
+            self.sharing.tell(hidden, index, weights)
         index = self._source.route(index, hidden)
         tokens, top_k = index.shape
         if self._watcher is not None:
@@ -102,7 +116,7 @@ class LayerExperts:
         if not self.of_prompts:
             self.issued.visits += 1
             self.issued.seconds += time.thread_time() - begun_s
-        return made
+        return made if self.sharing is None else self.sharing.summed(made)
 
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
@@ -254,6 +268,13 @@ def number_experts(layers: nn.ModuleList) -> None:
     """Of a converted model some ``layers`` are left: their experts are known by their places among these."""
     for number, module in layers_with_experts(layers):
         getattr(module, _RUNNER).layer = number
+
+
+def experts_of(module: ExpertsModule) -> LayerExperts:
+    """What the experts ``module`` of a converted model computes with."""
+    found = getattr(module, _RUNNER)
+    assert isinstance(found, LayerExperts)
+    return found
 
 
 def layer_experts(layers: nn.ModuleList) -> list[LayerExperts]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,20 +15,9 @@ from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.rows import Step
 from penstock.runtime.ranks.dealt_layer import DealtLayer, Ways, hidden_of
 from penstock.runtime.ranks.pass_parts import PassParts
-from penstock.runtime.store.decoder import decoder_layers, module_name
-
-
-class OwnLayers(nn.ModuleList):
-    """Some layers of a list, numbered from 0; their names are their numbers in the whole list, by which a checkpoint knows them."""
-
-    def __init__(self, layers: Mapping[int, nn.Module]):
-        super().__init__()
-        for number, layer in layers.items():
-            self.add_module(str(number), layer)
-
-    def __getitem__(self, at: Any) -> Any:
-        found = list(self._modules.values())[at]
-        return nn.ModuleList(found) if isinstance(at, slice) else found
+from penstock.runtime.ranks.sliced_experts import Served, ServedExperts, ToldExperts, sliced_experts
+from penstock.runtime.store.decoder import OwnLayers, decoder_layers, module_name
+from penstock.runtime.store.expert_modules import experts_module
 
 
 class DealtModel:
@@ -37,11 +25,12 @@ class DealtModel:
 
     A layer receives its hidden states from the rank of the layer before it, and sends what it made to that of the layer behind it, part by
     part of a pass. The last layer's rank sends what logits are wanted of to all ranks; each multiplies by its rows of the LM head, and rank
-    0 puts the logits together, ``vocab`` in all. A pass costs its hidden states once more, where they are on their way.
+    0 puts the logits together, ``vocab`` in all. A pass costs its hidden states once more, where they are on their way. Of sliced experts,
+    ``top_k`` of a token, a rank serves those of all other layers between its own.
     """
 
-    def __init__(self, dealing: Dealing, rank: int, vocab: int):
-        self._dealing, self._rank, self._vocab = dealing, rank, vocab
+    def __init__(self, dealing: Dealing, rank: int, vocab: int, top_k: int = 0):
+        self._dealing, self._rank, self._vocab, self._top_k = dealing, rank, vocab, top_k
         self.ways: Ways | None = None
         """How hidden states go, from the first pass on."""
         self.parts: PassParts | None = None
@@ -71,7 +60,9 @@ class DealtModel:
         layers = decoder_layers(model)
         config = model.config.get_text_config(decoder=True)
         _refuse(model, config)
-        own = OwnLayers({number: layers[number] for number in self._dealing.of(self._rank)})
+        found = {number: experts for number, layer in enumerate(layers) if (experts := experts_module(layer)) is not None}
+        sliced = found if self._dealing.slices > 1 else {}
+        own = OwnLayers({number: layers[number] for number in self._dealing.of(self._rank)}, sliced)
         owner, _, leaf = module_name(model, layers).rpartition(".")
         setattr(model.get_submodule(owner), leaf, own)
         for local, layer in enumerate(own):
@@ -86,9 +77,26 @@ class DealtModel:
             layer.forward = DealtLayer(own_forward(layer), lambda: self._ways, lambda: self.parts, before, behind)
             if number == end:
                 layer.register_forward_hook(self._hand_out)
+        self._share(own)
         if self._rank != self._dealing.owner(self._dealing.layers - 1):
             own[len(own) - 1].register_forward_hook(self._take_last)
         model.get_output_embeddings().register_forward_hook(self._gather)
+
+    def _share(self, own: OwnLayers) -> None:
+        """Where experts are sliced, have those of ``own`` layers tell the other ranks, and serve the others' between these layers."""
+        count = self._dealing.count
+        experts, waiting = sliced_experts({number: module for number, (_, module) in own.sliced.items()}, count), list[ServedExperts]()
+        mine = dict(zip(self._dealing.of(self._rank), own, strict=True))
+        others = [rank for rank in range(count) if rank != self._rank]
+        for number, owner in enumerate(self._dealing.owners):
+            if number in mine:
+                mine[number].register_forward_pre_hook(Served(waiting).before, with_kwargs=True)
+                waiting = []
+            if number in experts and number in mine:
+                experts[number].sharing = ToldExperts(lambda: self._ways, others)
+            elif number in experts:
+                waiting.append(ServedExperts(experts[number], lambda: self._ways, owner, self._top_k))
+        own[len(own) - 1].register_forward_hook(Served(waiting).behind)
 
     def _hand_out(self, _layer: nn.Module, _args: tuple[Any, ...], made: Any) -> None:
         """The last layer has computed: logits are wanted of some tokens."""

@@ -19,7 +19,7 @@ from penstock.runtime.ranks.dealt_model import DealtModel
 from penstock.runtime.ranks.followers import Leading
 from penstock.runtime.ranks.hop import Hops
 from penstock.runtime.ranks.pass_parts import Holds, PassParts
-from penstock.runtime.ranks.rank_store import part_of_skeleton
+from penstock.runtime.ranks.rank_store import ExpertPart, part_of_skeleton
 from penstock.runtime.ranks.shared_steps import SharedSteps
 
 
@@ -48,7 +48,7 @@ class Rank:
         """Of the whole ``plan``; :meth:`meet` comes before the first pass."""
         count, number = plan.ranks.count, company.rank
         dealing = plan.dealing
-        dealt = DealtModel(dealing, number, plan.model.vocab)
+        dealt = DealtModel(dealing, number, plan.model.vocab, plan.model.routers.top_k if plan.model.routers else 0)
         leading = Leading(company, count) if number == 0 else None
         recorded = can_record(plan.hardware, plan.of_rank(number).model)
         parts = plan.decisions.prefill_part_tokens
@@ -85,7 +85,7 @@ class Rank:
     def part(self, skeleton: Skeleton) -> Skeleton:
         """``skeleton``, whose layers were dealt, with this rank's part of what lies around them."""
         rows = self.dealing.vocab_rows(self.number, self.vocab)
-        return part_of_skeleton(skeleton, rows, self.vocab, looks_up=self.number == 0)
+        return part_of_skeleton(skeleton, rows, self.vocab, self.number == 0, ExpertPart(self.number, self.dealing.slices))
 
     def reports(self) -> list[dict[str, Any]]:
         """Of the ranks that this one leads."""

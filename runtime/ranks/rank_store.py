@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
@@ -14,9 +15,17 @@ from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.model.fixtures import rows_of
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.ranks.dealt_model import EmbeddingElsewhere
+from penstock.runtime.ranks.expert_slices import slice_of
 from penstock.runtime.store.base import Store, UnitLayout
 from penstock.runtime.store.decoder import module_name
 from penstock.runtime.store.scales import Scale
+
+
+class ExpertPart(NamedTuple):
+    """Slice ``number`` of ``slices``."""
+
+    number: int
+    slices: int
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,8 @@ class RankStore:
     vocab: int
     looks_up: bool
     """Whether this rank has the embedding."""
+    part: ExpertPart
+    """Of each routed expert."""
 
     @property
     def directory(self) -> Path:
@@ -44,7 +55,8 @@ class RankStore:
         return self.store.scales
 
     def unit(self, unit: Unit) -> UnitLayout:
-        return self.store.unit(unit)
+        layout, part = self.store.unit(unit), self.part
+        return slice_of(layout, part.number, part.slices) if unit.kind == "expert" and part.slices > 1 else layout
 
     def others(self) -> Mapping[str, UnitLayout]:
         return self._others
@@ -63,13 +75,13 @@ class RankStore:
         return replace(part, tensors=(replace(part.tensors[0], name=name),))
 
 
-def part_of_skeleton(skeleton: Skeleton, rows: range, vocab: int, looks_up: bool) -> Skeleton:
-    """``skeleton`` with ``rows`` of its LM head of ``vocab``, which is no more its embedding's table; and without that where this rank does
-    not look up tokens."""
+def part_of_skeleton(skeleton: Skeleton, rows: range, vocab: int, looks_up: bool, part: ExpertPart) -> Skeleton:
+    """``skeleton`` with ``part`` of each routed expert and ``rows`` of its LM head of ``vocab``, no more its embedding's table; and without
+    that where this rank does not look up tokens."""
     model = skeleton.model
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     names = module_name(model, head), module_name(model, embedding)
-    store = RankStore(skeleton.store, names[0], f"{names[1]}.weight", rows, vocab, looks_up)
+    store = RankStore(skeleton.store, names[0], f"{names[1]}.weight", rows, vocab, looks_up, part)
     if head.weight is embedding.weight:
         head.weight = nn.Parameter(embedding.weight.data, requires_grad=False)
     if isinstance(head, StoredLinear):

@@ -61,7 +61,7 @@ class UnitLayout:
 
     nbytes: int
     tensors: tuple[TensorLayout, ...]
-    extents: tuple[Extent, ...]
+    extents: Sequence[Extent]
     payload_bytes: int
     """Bytes of the parameters alone."""
 

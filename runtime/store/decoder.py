@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.tensor_names import block_of, one_block
 from penstock.planner.contract.decided.placement import Unit
+
+
+class OwnLayers(nn.ModuleList):
+    """Some layers of a list, numbered from 0; their names are their numbers in the whole list, by which a checkpoint knows them.
+
+    ``sliced``: of the whole list's layers whose routed experts this rank has slices of, name and module of these, by the layer's number
+    there. They are no children, since other ranks have most of those layers.
+    """
+
+    def __init__(self, layers: Mapping[int, nn.Module], sliced: Mapping[int, tuple[str, Any]] | None = None):
+        super().__init__()
+        for number, layer in layers.items():
+            self.add_module(str(number), layer)
+        self.sliced = sliced or {}
+
+    def __getitem__(self, at: Any) -> Any:
+        found = list(self._modules.values())[at]
+        return nn.ModuleList(found) if isinstance(at, slice) else found
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

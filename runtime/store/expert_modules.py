@@ -10,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.store.decoder import OwnLayers
 
 
 class ExpertsModule(nn.Module):
@@ -42,7 +43,10 @@ def expert_parameters(module: ExpertsModule) -> Mapping[str, nn.Parameter]:
 
 
 def layers_with_experts(layers: nn.ModuleList) -> Iterator[tuple[int, ExpertsModule]]:
-    """(decoder layer, experts module) of every MoE layer."""
+    """(decoder layer, experts module) of every MoE layer; of sliced experts all layers of the whole model that have them."""
+    if isinstance(layers, OwnLayers) and layers.sliced:
+        yield from ((number, module) for number, (_, module) in layers.sliced.items())
+        return
     for index, layer in enumerate(layers):
         found = experts_module(layer)
         if found is not None:

@@ -34,10 +34,10 @@ class PackedStore:
         manifest = read_manifest(directory)
         sections = {s.name: s for s in (*manifest.units, *manifest.others)}
         slots = model_slots(model)
-        others, found = list(slots.others), {unit: sections.get(str(slots.whole(unit))) for unit in slots.units}
+        others, found = list(slots.others), {unit: sections.get(str(slots.whole[unit])) for unit in slots.units}
         for unit, group in slots.units.items():
             loose = [slot for slot in group if slot.part is None and slot.full_name in sections]
-            _match(directory, str(slots.whole(unit)), found[unit], [slot for slot in group if slot not in loose])
+            _match(directory, str(slots.whole[unit]), found[unit], [slot for slot in group if slot not in loose])
             others += [replace(slot, name=slot.full_name) for slot in loose]
         for slot in others:
             _match(directory, slot.name, sections.get(slot.name), (slot,), CAST)

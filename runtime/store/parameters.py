@@ -12,8 +12,8 @@ import torch
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.gguf.gguf_types import CODED
 from penstock.runtime.formats.stored_parameters import StoredParameter, stored_parameters
-from penstock.runtime.store.decoder import decoder_layers, module_name, unit_modules
-from penstock.runtime.store.expert_modules import expert_parameters, experts_module
+from penstock.runtime.store.decoder import OwnLayers, decoder_layers, module_name, unit_modules
+from penstock.runtime.store.expert_modules import ExpertsModule, expert_parameters, experts_module
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -62,12 +62,8 @@ class ModelSlots:
     units: Mapping[Unit, tuple[Slot, ...]]
     """In forward order: attention, FFN and routed experts of layer 0, of layer 1, ..."""
     others: tuple[Slot, ...]
-    layers: tuple[int, ...]
-    """Each layer's number in the whole model: of a rank's layers, which are numbered from 0, by their names."""
-
-    def whole(self, unit: Unit) -> Unit:
-        """``unit`` as the whole model numbers it."""
-        return replace(unit, layer=self.layers[unit.layer])
+    whole: Mapping[Unit, Unit]
+    """Each of these as the whole model numbers it: a rank's layers are numbered from 0."""
 
     @property
     def all(self) -> tuple[Slot, ...]:
@@ -80,12 +76,14 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
     layers = decoder_layers(model)
     layers_name = module_name(model, layers)
     units: dict[Unit, tuple[Slot, ...]] = {}
+    whole: dict[Unit, Unit] = {}
+    sliced = layers.sliced if isinstance(layers, OwnLayers) else {}
     taken: set[str] = set()
     tied, of_text, coded = tied_names(model), _of_text(model), stored_parameters(model)
     shared = {*tied, *tied.values()}
     for index, (name, layer) in enumerate(layers.named_children()):
         prefix = f"{layers_name}.{name}."
-        experts = _expert_slots(prefix, layer, coded)
+        experts = _expert_slots(prefix, experts_module(layer), coded)
         routed = {slot.full_name for slots in experts for slot in slots}
         for unit in (Unit("attn", index), Unit("ffn", index)):
             names = ((f"{child}.{n}", p) for child, m in unit_modules(layers, unit).items() for n, p in m.named_parameters())
@@ -96,14 +94,18 @@ def model_slots(model: torch.nn.Module) -> ModelSlots:
             )
             units |= {unit: slots} if slots else {}
             taken |= {slot.full_name for slot in slots}
-        units |= {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
+        units |= {} if sliced else {Unit("expert", index, e): slots for e, slots in enumerate(experts)}
+        whole |= {unit: replace(unit, layer=int(name)) for unit in units if unit not in whole}
         taken |= routed
+    for number, found in sliced.items():
+        each = {Unit("expert", number, e): slots for e, slots in enumerate(_expert_slots(f"{layers_name}.{number}.", found, coded))}
+        units, whole = units | each, whole | {unit: unit for unit in each}
     others = tuple(
         Slot(name, name, tuple(t.shape), t.dtype, coded=coded.get(name))
         for name, t in model.state_dict(keep_vars=True).items()
         if name not in taken and name not in tied and name.startswith(of_text)
     )
-    return ModelSlots(units, others, tuple(int(name) for name, _ in layers.named_children()))
+    return ModelSlots(units, others, whole)
 
 
 def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
@@ -115,9 +117,8 @@ def _of_text(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(f"{module_name(model, module)}." for module in (whole.get_decoder(), whole.get_output_embeddings()))
 
 
-def _expert_slots(prefix: str, layer: torch.nn.Module, coded: Mapping[str, StoredParameter]) -> list[tuple[Slot, ...]]:
-    """The slots of each routed expert of a layer; none in a dense one."""
-    found = experts_module(layer)
+def _expert_slots(prefix: str, found: tuple[str, ExpertsModule] | None, coded: Mapping[str, StoredParameter]) -> list[tuple[Slot, ...]]:
+    """The slots of each routed expert of a layer, by :func:`experts_module`; none in a dense one."""
     if found is None:
         return []
     prefix += f"{found[0]}."

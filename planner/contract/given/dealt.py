@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ExpertShare(StrEnum):
+    """How ranks share a layer's routed experts."""
+
+    whole = "whole"
+    """Those of a layer lie with the layer's rank, which computes with them alone."""
+    sliced = "sliced"
+    """Every rank has an equal slice of each expert's width, so that all links bring a missed one. The layer's rank adds up what
+    all made."""
 
 
 @dataclass(frozen=True)
@@ -18,6 +29,8 @@ class Dealt:
     """Whether the whole model's LM head is its embedding table. A rank's head is a unit of its own: rows of that table."""
     routed: bool = False
     """Whether the whole model has routed experts, which this rank's layers may lack."""
+    slices: int = 1
+    """Of each routed expert, one with every rank. The layers of sliced experts are numbered as in the whole model."""
 
     @property
     def count(self) -> int:
@@ -28,6 +41,11 @@ class Dealt:
     def layers(self) -> int:
         """Of the whole model."""
         return len(self.owners)
+
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The numbers of this rank's layers in the whole model."""
+        return tuple(number for number, owner in enumerate(self.owners) if owner == self.rank)
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -198,6 +198,34 @@ class ModelSpec:
         return replace(self, units=tuple(map(stored, self.units)), checkpoint=None, digest=None, scratch_bytes=scratch)
 
     @property
+    def slices(self) -> int:
+        """Of each routed expert, of which this has one; 1: it has all of it."""
+        return 1 if self.dealt is None else self.dealt.slices
+
+    def number_of(self, layer: int) -> int:
+        """Of its own ``layer``: the number by which the layer's routed experts go."""
+        return layer if self.dealt is None or self.slices == 1 else self.dealt.own[layer]
+
+    @cached_property
+    def moe(self) -> tuple[int, ...]:
+        """The layers that route: of a rank those of its own, by their numbers here, whatever slices it has of others' experts."""
+        routed = self.experts.layers if self.experts else ()
+        return tuple(layer for layer in range(self.layers) if self.number_of(layer) in routed)
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether any layer's FFN is not routed."""
+        return len(self.moe) < self.layers
+
+    @cached_property
+    def in_turn(self) -> ModelSpec:
+        """What of it computes while its layers do: all but slices of other ranks' experts, which compute while theirs do."""
+        if self.dealt is None or self.slices == 1:
+            return self
+        own = self.dealt.own
+        return replace(self, units=tuple(unit for unit in self.units if unit.kind is not UnitKind.expert or unit.layer in own))
+
+    @property
     def attn_max(self) -> int:
         return max(self.attn_bytes)
 
@@ -269,10 +297,8 @@ class ModelSpec:
     def multiplied_bytes(self, tokens: int) -> float:
         """Weights that the products of one pass over ``tokens`` tokens read: all blocks, of routed experts those touched, the LM head."""
         e = self.experts
-        touched_bytes = touched_experts(e, tokens) * e.expert_bytes if e else 0
-        moe = e.layers if e else ()
-        ffn = sum(size + touched_bytes if i in moe else size for i, size in enumerate(self.ffn_bytes))
-        return sum(self.attn_bytes) + ffn + self.lm_head_bytes
+        routed = len(e.layers) * touched_experts(e, tokens) * e.expert_bytes if e else 0
+        return sum(self.attn_bytes) + sum(self.ffn_bytes) + routed + self.lm_head_bytes
 
     @cached_property
     def flops_per_token(self) -> float:

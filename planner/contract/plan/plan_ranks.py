@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.planner.contract.ranks.rank_model import never_dealt
+from penstock.planner.contract.ranks.rank_model import never_dealt, never_sliced
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,17 @@ class Ranks:
     """Of the ranks behind the first one, whose decisions are the plan's own. Batch and passes are the same for all."""
     layers: tuple[int, ...] = ()
     """Of each rank, so many; empty where they are dealt evenly."""
+    share: ExpertShare = ExpertShare.whole
+    """Of routed experts."""
 
     @classmethod
     def of(cls, decided: Sequence[Decisions], dealing: Dealing) -> Ranks:
         """That decide ``decided``, each with its layers by ``dealing``."""
-        return cls(dealing.count, tuple(decided[1:]), () if dealing.is_even else dealing.counts)
+        return cls(dealing.count, tuple(decided[1:]), () if dealing.is_even else dealing.counts, dealing.share)
 
     def dealing(self, layers: int) -> Dealing:
         """Of the ``layers`` of a whole model."""
-        return Dealing(self.layers) if self.layers else Dealing.even(self.count, layers)
+        return Dealing(self.layers, self.share) if self.layers else Dealing.even(self.count, layers, self.share)
 
     def decided(self, first: Decisions) -> Sequence[Decisions]:
         """Of all ranks, where the first one's are ``first``."""
@@ -44,7 +47,9 @@ def check_alone(ranks: Ranks, plan: str, what: str) -> None:
         raise UserError(f"plan={plan}: is for {ranks.count} ranks, and {what} works on one alone yet; solve again with ranks=1")
 
 
-def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload, count: int) -> None:
+def check_ranks(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, count: int, share: ExpertShare = ExpertShare.whole
+) -> None:
     """UserError where ``count`` ranks of ``hardware`` cannot share ``model`` for ``workload``, with the remedy."""
     if count < 1:
         raise UserError(f"ranks={count}: must be 1 or more; set ranks=1, or leave it out")
@@ -64,6 +69,8 @@ def check_ranks(hardware: HardwareProfile, model: ModelSpec, workload: Workload,
         raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
     if why := never_dealt(model):
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
+    if share is ExpertShare.sliced and (why := never_sliced(model, count)):
+        raise UserError(f"moe.share=sliced: {why}; set moe.share=whole")
     if workload.is_served and hardware.hosts > 1:
         raise UserError(f"hardware.hosts={hardware.hosts}: a server runs on one host alone yet; set hardware.hosts=1")
     if workload.kv_spill:

@@ -104,7 +104,7 @@ def read_plan(path: Path, key: str = "plan") -> Plan:
 
 def check_plan(plan: Plan) -> None:
     """Raise UserError with the first rule that ``plan`` breaks."""
-    check_ranks(plan.hardware, plan.model, plan.workload, plan.ranks.count)
+    check_ranks(plan.hardware, plan.model, plan.workload, plan.ranks.count, plan.ranks.share)
     for rule in broken_in(plan):
         raise UserError(f"the plan breaks a rule ({rule.name}): {rule.message}")
 
@@ -138,7 +138,7 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         prefill_part_tokens=convert(int, data.get("prefill_part_tokens", 0), "prefill_part_tokens"),
     )
     ranks = ranks_from(data.get("ranks"), decisions, model.layers)
-    check_ranks(hardware, model, workload, ranks.count)
+    check_ranks(hardware, model, workload, ranks.count, ranks.share)
     decided, dealing = ranks.decided(decisions), ranks.dealing(model.layers)
     if any(broken_rules(*terms) for terms in rank_terms(hardware, model, workload, decided, dealing)):
         predicted = build(Prediction, _without_intervals(data.get("predicted")), "predicted")

@@ -9,12 +9,13 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, WeightDecisions
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.plan.model_section import numbers_in, spans
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.ranks.dealing import Dealing
 
 MOST_RANKS = 1024
-_KEYS = ("count", "layers", "others")
+_KEYS = ("count", "layers", "share", "others")
 _SECTIONS = {"weights": WeightDecisions, "kv": KvPages, "experts": ExpertSlots}
 
 
@@ -30,7 +31,12 @@ def ranks_mapping(ranks: Ranks, first: Decisions) -> dict[str, Any] | None:
         spans(of): {name: getattr(decisions, name) for name in _SECTIONS if getattr(decisions, name) != getattr(first, name)}
         for decisions, of in alike.items()
     }
-    return {"count": ranks.count} | ({"layers": [*ranks.layers]} if ranks.layers else {}) | ({"others": others} if others else {})
+    said = {
+        "layers": [*ranks.layers] or None,
+        "share": None if ranks.share is ExpertShare.whole else str(ranks.share),
+        "others": others or None,
+    }
+    return {"count": ranks.count} | {key: value for key, value in said.items() if value is not None}
 
 
 def ranks_from(data: Any, first: Decisions, layers: int) -> Ranks:
@@ -59,7 +65,8 @@ def ranks_from(data: Any, first: Decisions, layers: int) -> Ranks:
         }
         for rank in numbers:
             decided[rank - 1] = replace(first, **built)
-    return Ranks(count, tuple(decided), _layers_from(data.get("layers"), count, layers))
+    share = convert(ExpertShare, data.get("share", "whole"), "ranks.share")
+    return Ranks(count, tuple(decided), _layers_from(data.get("layers"), count, layers), share)
 
 
 def _layers_from(data: Any, count: int, layers: int) -> tuple[int, ...]:

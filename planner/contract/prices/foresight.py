@@ -67,9 +67,10 @@ class DecodeStep:
         * As many as a layer's compute hides; one if it hides a part of one; none if it hides less than a piece.
         * All that are named, if routers of further layers are asked, too.
         * None if all experts are kept, or if a batch touches nearly all, which then pass in order.
+        * None of slices: links have time at different moments, so that ranks would come to keep different ones, and wait for each other.
         """
         experts = self.experts
-        if slots >= experts.units or visit(experts, self.batch).dense:
+        if slots >= experts.units or visit(experts, self.batch).dense or self.model.slices > 1:
             return 0
         if experts.foreseen:
             return experts.top_k

@@ -42,6 +42,13 @@ class Operations:
     mlp_products: int = 3
     expert_marks: int = 1
     """An event recorded behind an expert. One that has just come is waited for, once."""
+    served: int = 16
+    """Of another rank's MoE layer, of whose experts this one has slices: what is told taken apart, the choice read back, outputs put
+    together, weighted, summed."""
+    told: int = 8
+    """More of these in a rank's own MoE layer whose experts are sliced: what is told put together, the sum in float32."""
+    other: int = 3
+    """More of these for each other rank: it is sent to, received from and added."""
     piece: int = 8
     """Of an MoE layer whose kernels up to its experts are recorded: their launch, the choice read back, outputs weighted, summed and put
     where the next launch reads them."""
@@ -70,6 +77,14 @@ class Operations:
         """Of that without what each expert takes."""
         return self.piece + self.visit + self.sorted * (tokens > 1) + self.together * grouped
 
+    def shared(self, slices: int) -> int:
+        """More of an MoE layer of whose experts each of ``slices`` ranks has a slice."""
+        return self.told + self.other * (slices - 1) if slices > 1 else 0
+
+    def serving(self, tokens: int, grouped: bool = False) -> int:
+        """Of another rank's layer of sliced experts without what each expert takes."""
+        return self.served + self.sorted * (tokens > 1) + self.together * grouped
+
     def routing(self, tokens: int, grouped: bool = False) -> int:
         """Of an MoE layer's FFN without what each expert takes."""
         return self.router + self.sorted * (tokens > 1) + self.together * grouped
@@ -95,9 +110,10 @@ def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int 
     dense = OPERATIONS.dense(gpu)
     operations: float = model.layers * (dense + more)
     if model.experts:
-        operations += len(model.experts.layers) * (
-            OPERATIONS.routed(model.experts, tokens, gpu, are_grouped(hardware, model, tokens)) - dense
-        )
+        grouped, own = are_grouped(hardware, model, tokens), len(model.moe)
+        operations += own * (OPERATIONS.routed(model.experts, tokens, gpu, grouped) + OPERATIONS.shared(model.slices) - dense)
+        each = touched_experts(model.experts, tokens) * OPERATIONS.each(tokens, gpu, grouped)
+        operations += (len(model.experts.layers) - own) * (OPERATIONS.serving(tokens, grouped) + each)
     coded_s = sum(layers * coded_issue_s(hardware, unit) for unit, layers in model.coded.items())
     return operations / dense * hardware.layer_launch_s + coded_s
 

@@ -96,13 +96,14 @@ def decode_phase(
     """A step at the mean context."""
     computed_by = model.decoded(forms.decoded)
     passed = Passed(batch, head_s=unit_s(hardware, model.lm_head, batch))
-    launched_s = chained_s(hardware, model, passed, lambda machine: decode_compute_s(machine, computed_by, workload, batch))
+    kinds = forms.decoded
+    launched_s = chained_s(hardware, model, passed, lambda machine, own: decode_compute_s(machine, own.decoded(kinds), workload, batch))
     context = workload.prompt_tokens + workload.new_tokens / 2
     records = can_record(hardware, model)
     compute_s = launched_s
     if records:
         recorded = replace(passed, recorded=True)
-        compute_s = chained_s(hardware, model, recorded, lambda machine: recorded_s(machine, computed_by, context, batch))
+        compute_s = chained_s(hardware, model, recorded, lambda machine, own: recorded_s(machine, own.decoded(kinds), context, batch))
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read) + Price(meanwhile=launched_meanwhile_s(hardware, model, batch))
     lookups = _lookups(hardware, model, batch, 1)
@@ -139,7 +140,7 @@ def prefill_phase(
         hardware,
         model,
         Passed(rows, passes, parts, head_s, last_part_share(hardware, model, workload, chunk_tokens, parts, start)),
-        lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start),
+        lambda machine, own: prefill_compute_s(machine, own.decoded(forms.decoded), workload, batch, at_once, start),
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start)))
@@ -158,7 +159,8 @@ def mixed_phase(
     computed_by, many = model.decoded(forms.decoded), mixed.all_tokens
     earlier = mixed.rows * mixed.context
     head_s = (mixed.rows + 1) * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
-    compute_s = chained_s(hardware, model, Passed(many, head_s=head_s), lambda machine: mixed_compute_s(machine, computed_by, mixed))
+    passed = Passed(many, head_s=head_s)
+    compute_s = chained_s(hardware, model, passed, lambda machine, own: mixed_compute_s(machine, own.decoded(forms.decoded), mixed))
     rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
     rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)

@@ -16,7 +16,7 @@ from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
 from penstock.planner.contract.prices.stages import launched_meanwhile_s, weight_pass_s
-from penstock.planner.contract.ranks.rank_chain import turns
+from penstock.planner.contract.ranks.rank_chain import fetching_turns
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Reads a step at which the line that touches :func:`behind_last` stands for it."""
@@ -43,6 +43,7 @@ class Routed:
 
     * **Ranks.** Each of ``turns`` ranks misses experts of its own layers, one rank after the other. So their waits add up, and each has the
       drive, and its link at the rate that it carries alone. What streams to a rank hides behind the others' layers as well.
+      Slices of an expert are missed by all ranks at once: they wait together, and share drive and links.
 
     A pass that touches all experts knows them beforehand: everything overlaps.
     """
@@ -75,6 +76,7 @@ class Routed:
             return cls()
         one = visit(model.experts, batch)
         u, foreseen, missed = one.touched, model.experts.foreseen, 0.0
+        carried = hardware.links.held_to if model.slices == 1 else 1.0
         if hardware.gpu:
             missed = missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
@@ -83,11 +85,10 @@ class Routed:
         issued_s = exposed = copies_s = 0.0
         if hardware.gpu:
             issued_s = alone * launched_meanwhile_s(hardware, model, batch) / (u * len(model.experts.layers))
-            copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * hardware.links.held_to
+            copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
-        ranks, apart = turns(model), alone / math.sqrt(u)
-        each_host = 1 if model.dealt is None else model.dealt.count // hardware.hosts
-        carried = hardware.links.held_to
+        ranks, apart = fetching_turns(model), alone / math.sqrt(u)
+        each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
         return cls(alone, computed_s, issued_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
 
     def read_s(self, fetch_s: float) -> float:

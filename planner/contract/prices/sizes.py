@@ -12,6 +12,7 @@ from penstock.planner.contract.decided.placement import Placement
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.ranks.rank_chain import told_bytes
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 
 
@@ -235,8 +236,7 @@ def _token_bytes(model: ModelSpec) -> tuple[int, int]:
     rotary = 2 * model.attn_width + model.kv_width
     attention = (3 * model.hidden + qkv + max(rotary, model.attn_width)) * dtype
     routed = _experts_bytes_per_token(model.experts, model) if model.experts else 0
-    dense = model.experts is None or len(model.experts.layers) < model.layers
-    return attention, max(norm, 4 * model.hidden * dtype + max(routed, dense and 3 * model.ffn_width * dtype))
+    return attention, max(norm, 4 * model.hidden * dtype + max(routed, model.has_dense and 3 * model.ffn_width * dtype))
 
 
 def recorded_bytes(model: ModelSpec, shapes: Sequence[VerifyShape]) -> int:
@@ -261,9 +261,12 @@ def _experts_bytes_per_token(experts: Experts, model: ModelSpec) -> int:
     * the expert that computes, at worst with every token: gathered hidden states, gate and up in one tensor, the activated gate, and the
       product or the row brought back down. One expert's width is taken as ``ffn_width`` / ``top_k``;
     * at the end, every row weighted in float32, and their sum.
+
+    Of sliced experts there are besides what the layer's rank tells, what another one made, and the sum of all in float32.
     """
-    top_k, width, hidden = experts.top_k, -(-model.ffn_width // experts.top_k), model.hidden
+    top_k, width, hidden = experts.top_k, -(-model.ffn_width // (experts.top_k * model.slices)), model.hidden
     dtype = model.compute_dtype.nbytes
     computing = max(4 * width + hidden, 3 * width + 2 * hidden) * dtype
     summing = (top_k + 1) * hidden * OVERHEADS.float32_bytes + hidden * dtype
-    return top_k * hidden * dtype + max(computing, summing) + 8 * top_k
+    shared = told_bytes(model) + hidden * (dtype + OVERHEADS.float32_bytes) if model.slices > 1 else 0
+    return top_k * hidden * dtype + max(computing, summing) + 8 * top_k + shared

@@ -6,6 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
 
+from penstock.planner.contract.given.dealt import ExpertShare
+
 ROWS_TOGETHER = 128
 """Rows of the LM head are dealt in groups of so many, where there are enough."""
 
@@ -15,20 +17,27 @@ class Dealing:
     """``counts`` of layers, of each rank. Who has which follows from them: see :attr:`owners`."""
 
     counts: tuple[int, ...]
+    share: ExpertShare = ExpertShare.whole
+    """Of routed experts."""
 
     def __post_init__(self) -> None:
         if not self.counts or min(self.counts) < 1:
             raise ValueError(f"{self.layers} layers over {len(self.counts)} ranks, as {self.counts}: each rank needs one")
 
     @classmethod
-    def even(cls, count: int, layers: int) -> Dealing:
+    def even(cls, count: int, layers: int, share: ExpertShare = ExpertShare.whole) -> Dealing:
         """Of ``layers`` as many to each of ``count`` ranks, one more to the first ones of them: layer i lies with rank i mod count."""
-        return cls(tuple(len(range(rank, layers, count)) for rank in range(count)))
+        return cls(tuple(len(range(rank, layers, count)) for rank in range(count)), share)
 
     @property
     def count(self) -> int:
         """Of ranks."""
         return len(self.counts)
+
+    @property
+    def slices(self) -> int:
+        """Of each routed expert."""
+        return self.count if self.share is ExpertShare.sliced else 1
 
     @property
     def layers(self) -> int:

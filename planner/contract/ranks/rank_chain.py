@@ -55,7 +55,24 @@ def hops_of(hardware: HardwareProfile, model: ModelSpec, rows: float, recorded: 
     return far * network.hop_of(nbytes) + (1 - far) * between, network.hop_s
 
 
-def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Callable[[HardwareProfile], float]) -> float:
+def told_bytes(model: ModelSpec) -> int:
+    """What a layer's rank tells each other one of a token whose experts are sliced: its hidden state, its experts and their weights."""
+    return model.hidden * model.compute_dtype.nbytes + 8 * (model.routers.top_k if model.routers else 0)
+
+
+def exchange_s(hardware: HardwareProfile, model: ModelSpec, rows: float) -> float:
+    """Seconds that hidden states take to all other ranks and what they made of them takes back, in one layer of sliced experts."""
+    if model.slices == 1:
+        return 0.0
+    way = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
+    return way.hop_of(rows * told_bytes(model)) + way.hop_of(rows * model.hidden * model.compute_dtype.nbytes)
+
+
+Own = Callable[[HardwareProfile, ModelSpec], float]
+"""Compute seconds of a rank's model on a machine."""
+
+
+def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Own) -> float:
     """Compute seconds of ``passed`` over the whole model, where ``own_s`` are those of the layers in ``model`` on a machine.
 
     Each layer takes C seconds for a pass's tokens on its rank's card, which a rank reckons for all others as if the layers there were like
@@ -72,23 +89,25 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
-    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count.
+    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count. All ranks
+    compute with slices of an expert at the same time, after an exchange (:func:`exchange_s`).
     """
-    alone_s = own_s(hardware)
+    alone_s = own_s(hardware, model)
     dealt = model.dealt
     if dealt is None:
         return alone_s
-    queued = hardware if hardware.gpu is None or dealt.routed else replace(hardware, layer_launch_s=0.0)
-    device_s = alone_s if queued is hardware else own_s(queued)
+    queued, in_turn = hardware if hardware.gpu is None or dealt.routed else replace(hardware, layer_launch_s=0.0), model.in_turn
+    device_s = alone_s if queued is hardware and in_turn is model else own_s(queued, in_turn)
     head_s = min(passed.head_s, device_s) / passed.passes
     layer_s = (device_s / passed.passes - head_s) / model.layers
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts, passed.recorded)
     slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
     wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
-    each_s = [layer_s * own_s(replace(queued, gpu=card)) / device_s for card in hardware.round_cards] or [layer_s] * dealt.count
+    each_s = [layer_s * own_s(replace(queued, gpu=card), in_turn) / device_s for card in hardware.round_cards] or [layer_s] * dealt.count
     alike = Dealing(dealt.counts).is_even and not hardware.round_cards
     ring = Ring(each_s, passed.parts, between_s, wide_s, 1.0 if alike else passed.last_part)
-    return max(alone_s, passed.passes * (ring.through(dealt.owners) + BEHIND_LAYERS * behind_s + head_s))
+    exchanged_s = len(model.experts.layers) * exchange_s(hardware, model, passed.rows) if model.experts else 0.0
+    return max(alone_s, passed.passes * (ring.through(dealt.owners) + exchanged_s + BEHIND_LAYERS * behind_s + head_s))
 
 
 @dataclass(frozen=True)
@@ -117,6 +136,11 @@ class Ring:
             last_s = max(begin_s + layer_s, last_s + hop_s + part_s * self.last_part)
             free_s[owner], before, hop_s = last_s, owner, 0.0
         return last_s
+
+
+def fetching_turns(model: ModelSpec) -> float:
+    """:func:`turns` of links that bring a layer's experts: of slices all links bring theirs at once."""
+    return 1 if model.slices > 1 else turns(model)
 
 
 def turns(model: ModelSpec) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from penstock.planner.contract.given.dealt import Dealt
@@ -15,9 +16,24 @@ def never_dealt(model: ModelSpec) -> str:
     return model.kv_stays_because
 
 
+def never_sliced(model: ModelSpec, count: int) -> str:
+    """Why ``model``'s routed experts cannot lie with ``count`` ranks in slices; empty where they can."""
+    experts = model.of_kind(UnitKind.expert)
+    if not experts:
+        return f"{model.name} has no routed experts"
+    coded = next((unit for unit in experts if unit.is_coded), None)
+    if coded is not None:
+        return f"{model.name} stores its experts in {coded.format.name}, whose groups are not cut"
+    each = math.gcd(*(unit.elements for unit in experts))
+    matrices = 2 if each % (3 * model.hidden) else 3  # gate, up and down
+    return f"the width of {model.name}'s experts is no multiple of {count}" if each % (matrices * model.hidden * count) else ""
+
+
 def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
     """The layers of ``rank`` with their experts, numbered from 0, and its rows of the LM head, of which no rank's is tied.
 
+    Where the dealing says ``sliced`` a rank has a slice of all layers' experts instead, which keep the numbers of their layers and are
+    not fetched ahead.
     What names the next layer's experts with a chance names those ``stride`` layers on with that chance to this power. Rank 0 alone has the
     embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is ``model`` itself. ValueError
     for a model that is :func:`never_dealt`, or is dealt already.
@@ -30,17 +46,21 @@ def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
         raise ValueError(why)
     mine, rows = dealing.of(rank), dealing.vocab_rows(rank, model.vocab)
     units: list[UnitSpec] = []
+    slices = dealing.slices
     for kind in PER_LAYER:
+        if kind is UnitKind.expert and slices > 1:
+            units += (_part(unit, rank, rank + 1, slices) for unit in model.of_kind(kind))
+            continue
         units += (replace(unit, layer=dealing.local(unit.layer)) for unit in model.of_kind(kind) if unit.layer in mine)
     routers = model.routers if any(unit.kind is UnitKind.expert for unit in units) else None
     if routers is not None:
-        routers = replace(routers, foreseen=routers.foreseen ** dealing.stride(rank))
+        routers = replace(routers, foreseen=routers.foreseen ** dealing.stride(rank) if slices == 1 else 0.0)
     before = sum(dealing.counts[:rank])
     units += (_part(unit, before, before + len(mine), model.layers) for unit in model.of_kind(UnitKind.norm))
     if rank == 0:
         units += model.of_kind(UnitKind.embed)
     units.append(replace(_part(model.lm_head, rows.start, rows.stop, model.vocab), kind=UnitKind.head))
-    dealt = Dealt(rank, dealing.owners, model.vocab, model.tied, model.experts is not None)
+    dealt = Dealt(rank, dealing.owners, model.vocab, model.tied, model.experts is not None, slices)
     return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt, routers=routers)
 
 

@@ -9,8 +9,10 @@ from functools import partial
 from penstock.planner.common.timeline.spans import COMPUTE, HOP, LAUNCH
 from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.links import Links
+from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.ranks.rank_chain import recorded_hop_s
+from penstock.planner.contract.ranks.rank_chain import recorded_hop_s, told_bytes
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.act import Among, Options, Simulation, Wait
 from penstock.planner.simulate.lanes import Clock, Work, ns
@@ -19,6 +21,8 @@ from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 
 LAST, LOGITS = "last", "logits"
 """Hidden states behind all layers, and a rank's rows of logits."""
+TOLD, MADE = "told", "made"
+"""Hidden states whose experts are sliced, and what another rank made of them."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,11 @@ class RankPlay:
         among = Among(clock, number // ranks_a_host, _unshared(self.plan.hardware, plan.hardware, number % ranks_a_host))
         self._steps_recorded = is_recorded(self.plan.hardware, self.plan.placement, self.plan.decisions.kv)
         experts = self.plan.model.experts
-        routers = DrawnRouters(experts, number) if experts else None
+        self._sliced = frozenset(experts.layers if experts and self.plan.model.slices > 1 else ())
+        """Layers whose experts all ranks have slices of: they are routed alike everywhere."""
+        routers = DrawnRouters(experts, 0 if self._sliced else number) if experts else None
         self.sim = Simulation(self.plan, options, routers=routers, among=among)
+        self.sim.sharing = self if self._sliced else None
 
     def passes(self, batch: int) -> list[tuple[int, PartedPass]]:
         """So many equal ones at a time, for ``batch`` sequences."""
@@ -69,7 +76,10 @@ class RankPlay:
         if before_ns := sum(part.before_ns for part in parts):
             yield sim.compute(Work(("embedding",), "embedding", 0, lambda: None), before_ns)
         layers = [(at, unit) for at, unit in enumerate(sim.units) if unit.kind != "head"]
-        for layer in self._dealing.of(self.number):
+        for layer, owner in enumerate(self._dealing.owners):
+            if owner != self.number:
+                yield from self._serve(layer, parts[0])
+                continue
             own = [(at, unit) for at, unit in layers if unit.layer == self._dealing.local(layer)]
             for number, part in enumerate(parts):
                 if layer and self._dealing.owner(layer - 1) != self.number:
@@ -81,6 +91,26 @@ class RankPlay:
         yield from self._logits(parts[-1], self._dealing.owner(last_layer))
         yield Wait(lambda: not launching.moving, "launching")
         sim.end_pass(parts[0], before)
+
+    def tell(self, layer: int, each: Pass) -> None:
+        """See :class:`penstock.planner.simulate.act.Sharing`."""
+        nbytes = self._rows(each) * told_bytes(self.plan.model)
+        self._hop(f"{TOLD}.{layer}", 0, self._widest.hop_of(nbytes), nbytes)
+
+    def gather(self, layer: int) -> Iterator[Wait]:
+        """See :class:`penstock.planner.simulate.act.Sharing`."""
+        for other in range(self._dealing.count):
+            if other != self.number:
+                yield from self._arrival(f"{MADE}.{layer}", other)
+
+    def _serve(self, layer: int, part: Pass) -> Iterator[Wait]:
+        """Compute with this rank's slices of another one's ``layer``, where it has some."""
+        if layer in self._sliced:
+            yield from self._arrival(f"{TOLD}.{layer}", 0)
+            yield self.sim.compute(Work(("served", layer), f"served.{layer}", 0, lambda: None), part.served_ns)
+            yield from self.sim.route(part, layer)
+            nbytes = self._rows(part) * self._state_bytes
+            self._hop(f"{MADE}.{layer}", self.number, self._widest.hop_of(nbytes), nbytes)
 
     def _logits(self, part: Pass, owner: int) -> Iterator[Wait]:
         """The last hidden states go to all ranks, each multiplies by its rows of the LM head, and the first one has all logits."""
@@ -104,7 +134,7 @@ class RankPlay:
         self.sim.record.waited(COMPUTE, HOP, f"{what}.{number}", since, self.sim.lanes.now)
 
     def _send(self, layer: int, number: int, part: Pass) -> None:
-        nbytes = round(part.kv_new) * self.plan.decisions.batch * self.plan.model.hidden * self.plan.model.compute_dtype.nbytes
+        nbytes = self._rows(part) * self._state_bytes
         hardware, ranks_a_host = self._whole.hardware, self._dealing.count // self._whole.hardware.hosts
         far = self.number // ranks_a_host != self._dealing.owner(layer) // ranks_a_host
         way = hardware.network if far and hardware.network is not None else hardware.links
@@ -113,11 +143,22 @@ class RankPlay:
     def _is_recorded(self, part: Pass) -> bool:
         return self._steps_recorded and not part.prefill
 
-    def _behind_s(self, part: Pass) -> float:
+    def _rows(self, part: Pass) -> int:
+        return round(part.kv_new) * self.plan.decisions.batch
+
+    @property
+    def _state_bytes(self) -> int:
+        """Of a token."""
+        return self.plan.model.hidden * self.plan.model.compute_dtype.nbytes
+
+    @property
+    def _widest(self) -> Links | Network:
+        """The way to the farthest rank."""
         hardware = self._whole.hardware
-        if self._is_recorded(part):
-            return hardware.links.word_hop_s
-        return hardware.links.hop_s if hardware.hosts == 1 or hardware.network is None else hardware.network.hop_s
+        return hardware.links if hardware.hosts == 1 or hardware.network is None else hardware.network
+
+    def _behind_s(self, part: Pass) -> float:
+        return self._whole.hardware.links.word_hop_s if self._is_recorded(part) else self._widest.hop_s
 
     def _hop(self, what: object, number: int, seconds: float, nbytes: int = 0) -> None:
         done = partial(self._here.add, (what, number))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.contract.decided.decisions import CachePolicy, ResidentForms
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
@@ -40,11 +41,13 @@ class Question:
     """That the model is dealt over; machine and model are whole."""
     layers: tuple[int, ...] = ()
     """Of each rank, so many; empty where they are dealt evenly."""
+    share: ExpertShare = ExpertShare.whole
+    """Of routed experts, where there are several ranks."""
 
     @property
     def dealing(self) -> Dealing:
         """Which rank has which layers. ValueError where there are more ranks than layers."""
-        return Dealing(self.layers) if self.layers else Dealing.even(self.ranks, self.model.layers)
+        return Dealing(self.layers, self.share) if self.layers else Dealing.even(self.ranks, self.model.layers, self.share)
 
     def of_rank(self, rank: int) -> Question:
         """What is asked of one rank; the same where there is one."""

@@ -13,6 +13,7 @@ import torch
 
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import Decisions, Tier
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
@@ -31,11 +32,18 @@ EVERY = os.environ.get("PENSTOCK_RANKS") == "all"
 """Whether all cases run, as in `make test-ranks`: the others are those that find most, in few seconds."""
 
 
-def dealt_plan(checkpoint: Path, made: Decisions, dealt: int | tuple[int, ...], card: HardwareProfile | None = None, **work: Any) -> Plan:
+def dealt_plan(
+    checkpoint: Path,
+    made: Decisions,
+    dealt: int | tuple[int, ...],
+    card: HardwareProfile | None = None,
+    share: ExpertShare = ExpertShare.whole,
+    **work: Any,
+) -> Plan:
     """A plan of so many ranks, or of ranks with so many layers each, that all decide ``made``, whose KV pages are those of
     each layer, and experts' slots those of each rank. Without a machine ``card`` they compute on the CPU."""
     model, asked = spec_from_checkpoint(checkpoint), workload(**work)
-    dealing = Dealing.even(dealt, model.layers) if isinstance(dealt, int) else Dealing(dealt)
+    dealing = Dealing.even(dealt, model.layers, share) if isinstance(dealt, int) else Dealing(dealt, share)
     count = dealing.count
     hardware = card or machine(cpu_cores=count, cpu_threads=count)
 
