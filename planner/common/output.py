@@ -34,6 +34,16 @@ def takes_files(directory: Path) -> bool:
     return True
 
 
+def writable(out: Path, key: str) -> Path:
+    """``out``, of which it is known before the work that a file could be written there. UserError naming ``key``."""
+    if out.is_dir():
+        raise UserError(f"{key}={out}: a directory; name a file")
+    place = next(parent for parent in out.absolute().parents if parent.exists())
+    if not takes_files(place):
+        raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
+    return out
+
+
 def write_json(path: Path, key: str, document: Mapping[str, Any]) -> None:
     """``document``, indented for people."""
     text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.output import takes_files
+from penstock.planner.common.output import writable
 from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
@@ -255,16 +255,6 @@ def _record(cfg: RunConfig, plan: Plan) -> Path | None:
     if cfg.kv.dir is not None or plan.decisions.kv.reuse != KvReuse():
         raise UserError(f"moe.record={where}: tokens whose KV is restored are not routed; run without kv.dir and kept pages")
     return writable(Path(where).expanduser(), "moe.record")
-
-
-def writable(out: Path, key: str) -> Path:
-    """``out``, of which it is known before the run that a file could be written there."""
-    if out.is_dir():
-        raise UserError(f"{key}={out}: a directory; name a file")
-    place = next(parent for parent in out.absolute().parents if parent.exists())
-    if not takes_files(place):
-        raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
-    return out
 
 
 def _brief(value: object) -> str:

@@ -13,11 +13,11 @@ from typing import Any
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB, show_seconds
-from penstock.planner.common.output import write_json
+from penstock.planner.common.output import writable, write_json
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
-from penstock.runtime.asked.order import read_order, writable
+from penstock.runtime.asked.order import read_order
 from penstock.runtime.asked.run_schema import BenchConfig, RunConfig
 from penstock.runtime.asked.sampling_keys import WARPERS, SamplingKeys
 from penstock.runtime.tools.modes import MODES, Setting, check_modes, read_setting

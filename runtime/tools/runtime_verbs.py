@@ -62,6 +62,8 @@ def _replanned(cfg: RunConfig) -> Plan | None:
 def chat_verb(cfg: ChatConfig) -> None:
     """`runtime chat`: the plan is read, or solved by the planner's program, before torch is imported."""
     check_sampling(cfg)
+    if cfg.max_new_tokens is not None and cfg.max_new_tokens < 1:
+        raise UserError(f"max_new_tokens={cfg.max_new_tokens}: must be 1 or more; null is as many as the context has room for")
     plan, checkpoint = planned(cfg)
     cfg = replace(cfg, kv=fitted(cfg.kv, plan))
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:

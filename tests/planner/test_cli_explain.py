@@ -46,7 +46,7 @@ def test_explain_of_what_does_not_fit_says_what_is_short_and_what_would_fit(tmp_
         (("hardware=t4",), ["model is required", "or set plan="]),
         (("model=llama8b",), ["hardware is required", "rtx5080"]),
         ((*EXPLAINABLE, "step=0"), ["step=0", "above 0 and below 1"]),
-        ((*EXPLAINABLE, "html=/proc/why.html"), ["html=/proc/why.html: cannot be written"]),
+        ((*EXPLAINABLE, "html=/proc/why.html"), ["html=/proc/why.html: /proc is not a directory that can be written to"]),
         ((*EXPLAINABLE, "force.cap_layers=900"), ["force.cap_layers=900"]),
     ],
 )

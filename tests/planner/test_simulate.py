@@ -273,6 +273,8 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (["plan=none.yaml"], ["plan=none.yaml", "no such file"]),
         (["demo=nothing"], ["demo=nothing", "rolling-50-55"]),
         (["plan=plan.yaml", "trace=sim.txt"], ["trace=sim.txt", ".json", ".png"]),
+        (["plan=plan.yaml", "trace=/proc/sim.png"], ["trace=/proc/sim.png: /proc is not a directory that can be written to"]),
+        (["plan=plan.yaml", "out=/proc/sim.json"], ["out=/proc/sim.json: /proc is not a directory that can be written to"]),
         (["plan=plan.yaml", "rules=perhaps"], ["rules", "refuse", "warn"]),
         (["demo=hwm-at-cap"], ["hwm = cap + k", "hwm_layers=50", "rules=warn"]),
         (["demo=window-over-capacity"], ["cap <= prefetch_distance <= hwm", "rules=warn"]),

@@ -157,6 +157,8 @@ def test_a_model_without_a_template_says_so(
     spoken_to: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = with_tokenizer(save_tiny(tmp_path / "bare", layers=2))
+    with pytest.raises(UserError, match="^max_new_tokens=0: must be 1 or more"):
+        chat_verb(ChatConfig(plan="nowhere.yaml", max_new_tokens=0))
     with pytest.raises(UserError, match="no chat template; it continues raw text with template=false"):
         talked(bare, tmp_path, monkeypatch, capsys, "hi\n")
     _, closing, _ = talked(bare, tmp_path, monkeypatch, capsys, "hi\nho\n", template=False)
