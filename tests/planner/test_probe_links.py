@@ -48,7 +48,7 @@ def test_all_cards_of_a_kind_are_found_and_their_links_at_once_are_relative_to_e
     cfg.devices, cfg.links = [0, 1, 2, 3], probing._links(found)
     made = hardware_from(cfg)
     assert made.links.together.points == ((1, 55.0), (2, 106.7), (4, 176.0)) and made.cards == 4
-    assert made.links.share(4, 55.0) == pytest.approx(0.8) and made.links.hop_s == 7.2e-5
+    assert made.links.share(4, 4 * 55.0) == pytest.approx(0.8) and made.links.hop_s == 7.2e-5
     assert hardware_mapping(made)["links"] == {
         "together_gbps": [[1, 55.0], [2, 106.7], [4, 176.0]],
         "hop_s": 7.2e-5,

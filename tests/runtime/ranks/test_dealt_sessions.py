@@ -11,8 +11,15 @@ import pytest
 import torch
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import Card
+from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
+from penstock.planner.solver.layer_counts import with_counts
+from penstock.planner.solver.terms.problem import Question
+from penstock.runtime.asked.foreseen import for_requests
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch, Generation
@@ -20,7 +27,7 @@ from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.ranks.company import EVERY, dealt_plan, opened
-from tests.support import decisions, save_tiny
+from tests.support import GPU, decisions, machine, save_tiny, workload
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,23 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
     layers = [report["layers"] for report in reports]
     assert sum(layers) < case.model.get("layers", 6) and len(layers) == (case.dealt if isinstance(case.dealt, int) else len(case.dealt)) - 1
     assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
+
+
+def test_layers_chosen_for_unlike_cards_are_run_bit_for_bit_and_promised_as_they_are_dealt(company: Company, checkpoint: Path) -> None:
+    """The numbers come from the program; the ranks that run them have no cards."""
+    slow = replace(GPU, h2d=Curve(tuple((size, rate / 3) for size, rate in GPU.h2d.points)), memory_gbps=GPU.memory_gbps / 3)
+    cards = machine(gpu=True, devices=(0, 1), others=(Card(1, 8 << 30, slow),), layer_launch_s=1e-9, links=Links(hop_s=1e-12))
+    chosen = with_counts(Question(cards, spec_from_checkpoint(checkpoint), workload(), ranks=2))
+    assert chosen.dealing.counts[0] > chosen.dealing.counts[1]
+    case = Case(chosen.dealing.counts)
+    plan = plan_of_text(plan_text(dealt_plan(checkpoint, decisions(), case.dealt)))
+    again = for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1)
+    assert again.prediction == plan.prediction and again.dealing == chosen.dealing
+    with opened(dealt_plan(checkpoint, decisions(), 1), checkpoint, None) as alone:
+        want = generated(alone, case)
+    with opened(again, checkpoint, company) as session:
+        got = generated(session, case)
+    assert got.tokens == want.tokens and all(map(torch.equal, got.logits, want.logits))
 
 
 def test_a_packed_store_gives_each_rank_its_own_layers(company: Company, tmp_path: Path) -> None:
