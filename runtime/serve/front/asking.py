@@ -138,11 +138,14 @@ class Asking:
                 return
             finally:
                 self._first = None
-        try:
-            self._check(self._kept[0])
-        except ApiError:
+        error = self._refusal(self._kept[0])
+        if error is not None:
+            self._kept.clear()
             self.close()
-            raise
+            try:
+                raise error
+            finally:
+                del error
 
     def listen(self, number: int, hearer: Hearer) -> None:
         """``hearer`` is told of all pieces from now on, as those of ``number``, and first of those that came already."""
@@ -154,36 +157,40 @@ class Asking:
     def hear(self, word: Word | ApiError) -> None:
         """What the engine says of this request, or why it says nothing any more. What goes wrong with it is the hearer's."""
         hearer = self._hearer
+        if self._closed:
+            return
         if hearer is None:
             self._kept.append(word)
             if self._first is not None and not self._first.done():
                 self._first.set_result(None)
             return
-        if not self._living:
+        refusal = self._refusal(word)
+        if refusal is not None:
+            self._end(hearer, refusal)
             return
         try:
-            self._check(word)
             piece = self._heard(word)
             if piece is not None:
                 hearer.piece(self._number, piece)
         except Exception as error:
-            self.close()
-            self._living.clear()
-            hearer.ended(self._number, error)
+            self._end(hearer, error)
             return
         if not self._living:
-            self.close()
-            hearer.ended(self._number, None)
+            self._end(hearer, None)
 
-    def _check(self, word: Word | ApiError) -> None:
-        """ApiError where the engine refuses, or cannot say anything."""
-        if isinstance(word, ApiError):
-            raise word
+    def _end(self, hearer: Hearer, error: Exception | None) -> None:
+        self.close()
+        self._living.clear()
+        hearer.ended(self._number, error)
+
+    def _refusal(self, word: Word | ApiError) -> ApiError | None:
+        """Where the engine refuses, or cannot say anything."""
         if isinstance(word, Refused):
             self._living.clear()
             status = _STATUS.get(word.kind, 400)
             retry = None if status == 400 else 1
-            raise ApiError(status, word.message, code=_CODES.get(word.kind, word.kind), retry_after_s=retry)
+            return ApiError(status, word.message, code=_CODES.get(word.kind, word.kind), retry_after_s=retry)
+        return word if isinstance(word, ApiError) else None
 
     def _heard(self, word: Word | ApiError) -> Piece | None:
         if isinstance(word, Chosen):
@@ -227,7 +234,7 @@ class Asking:
         """Nobody waits for this any more."""
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._hearer = True, None  # no circle is left: each request would wait for Python to find it
         self._timer.cancel()
         self._line.leave(self._id)
         if self._living:

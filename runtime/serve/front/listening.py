@@ -77,7 +77,10 @@ class Connection(H11Protocol):
         """As the application does, which may write to the transport itself where replies come in chunks."""
         if scope["http_version"] == "1.1" and scope["method"] == "POST":
             scope["extensions"] = {AT_ONCE: partial(self._at_once, self.cycle)}
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            scope.pop("extensions", None)  # no circle of connection, scope and this way: each request would wait for Python to find it
 
     def _at_once(self, cycle: RequestResponseCycle, data: bytes) -> bool:
         if self.flow.write_paused or cycle.disconnected:
@@ -115,6 +118,7 @@ class Connection(H11Protocol):
         self._forget_headers()
         self._forget_reading()
         super().connection_lost(exc)
+        self.app = self._app
 
     def pause_writing(self) -> None:
         super().pause_writing()

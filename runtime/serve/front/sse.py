@@ -197,14 +197,21 @@ class Document(Response):
         super().__init__(media_type="application/json")
         self._asked, self._gathering = asked, gathering
         self._left = len(asked)
-        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failed: Exception | None = None
+        self._over = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watching = asyncio.create_task(_watch(receive, self._asked))
         try:
             for number, asking in enumerate(self._asked):
                 asking.listen(number, self)
-            await self._over
+            await self._over.wait()
+            if self._failed is not None:
+                error, self._failed = self._failed, None
+                try:
+                    raise error
+                finally:
+                    del error  # else it and its traceback would hold each other
             made = self._gathering.document()
             large = any(len(asking.prompt_rows) > MANY_ROWS for asking in self._asked)
             body = await asyncio.to_thread(as_json, made) if large else as_json(made)
@@ -221,12 +228,9 @@ class Document(Response):
     def ended(self, number: int, error: Exception | None) -> None:
         """See :class:`Hearer`."""
         self._left -= 1
-        if self._over.done():
-            return
-        if error is not None:
-            self._over.set_exception(error)
-        elif not self._left:
-            self._over.set_result(None)
+        self._failed = self._failed or error
+        if error is not None or not self._left:
+            self._over.set()
 
 
 async def _settled(front: Front, asking: Asking | Sequence[Asking]) -> Sequence[Asking]:

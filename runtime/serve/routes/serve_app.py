@@ -35,7 +35,9 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
 
     async def of_body(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return error_response(request.url.path, _wrong_body(error.errors(), error.body))
+        answer = error_response(request.url.path, _wrong_body(error.errors(), error.body))
+        error.__traceback__ = error.__cause__ = error.__context__ = None  # its frames hold it, and the whole request
+        return answer
 
     async def of_dialect(request: Request, error: Exception) -> Response:
         assert isinstance(error, WrongRequest)

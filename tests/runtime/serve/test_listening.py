@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from penstock.runtime.serve.front.listen_address import bound
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.routes.serving import serve_on
-from penstock.runtime.serve.wire.messages import Failed, Open
+from penstock.runtime.serve.wire.messages import Failed, Open, Refused
 from tests.runtime.serve.fake_motor import FakeMotor, Script, vocabulary
 
 ASKED = json.dumps({"model": "model", "prompt": "a", "stream": True, "max_tokens": 400}).encode()
@@ -211,6 +212,41 @@ def test_a_client_of_http_1_0_gets_no_chunks() -> None:
     events = [line.removeprefix(b"data: ") for line in body.split(b"\n\n") if line]
     assert events[-1] == b"[DONE]"
     assert "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1]) == "hello"
+
+
+KINDS = {
+    "stream": REQUEST,
+    "document": POST + b"content-length: 30\r\n\r\n" + b'{"model":"model","prompt":"a"}',
+    "no JSON": POST + b"content-length: 1\r\n\r\n{",
+    "another model": POST + b"content-length: 26\r\n\r\n" + b'{"model":"m","prompt":"a"}',
+    "refused": POST + b"content-length: 30\r\n\r\n" + b'{"model":"model","prompt":"b"}',
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_an_answered_request_waits_for_the_collector(kind: str) -> None:
+    """What holds itself in a circle stays until Python looks for it, thousands of requests later: memory that seems to grow."""
+
+    def alive() -> int:
+        return sum(type(one).__name__ in ("Asking", "Connection", "RequestResponseCycle", "Request") for one in gc.get_objects())
+
+    script = Script(instead=lambda submit: Refused(submit.id, "bad_sampling", "no") if submit.prompt == [98] else None)
+
+    async def scenario() -> tuple[int, int]:
+        async with serving(script) as one:
+            gc.collect()
+            gc.disable()
+            before = alive()
+            for _ in range(5):
+                assert b"HTTP/1.1 " in await one.said(KINDS[kind].replace(b"localhost\r\n", b"localhost\r\nconnection: close\r\n"))
+            await asyncio.sleep(0.1)
+            return before, alive()
+
+    try:
+        before, after = run(scenario())
+    finally:
+        gc.enable()
+    assert after <= before
 
 
 def test_a_client_that_goes_is_not_answered_any_more() -> None:
