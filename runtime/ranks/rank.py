@@ -39,8 +39,8 @@ class Rank:
     """Whether other ranks may be on the same card."""
     shared: SharedSteps | None = None
     """What steps are recorded with, where hops are, once :meth:`meet` is over."""
-    recorded: bool = False
-    """Whether the plan records steps of this rank with their hops."""
+    recorded: torch.dtype | None = None
+    """Of hops that the plan records with this rank's steps; None where it records none."""
     _hops: Hops | None = None
 
     @classmethod
@@ -50,7 +50,7 @@ class Rank:
         dealing = plan.dealing
         dealt = DealtModel(dealing, number, plan.model.vocab, plan.model.routers.top_k if plan.model.routers else 0)
         leading = Leading(company, count) if number == 0 else None
-        recorded = can_record(plan.hardware, plan.of_rank(number).model)
+        recorded = getattr(torch, plan.model.compute_dtype) if can_record(plan.hardware, plan.of_rank(number).model) else None
         parts = plan.decisions.prefill_part_tokens
         return cls(number, dealing, plan.model.vocab, dealt, company, leading, parts, one_card, recorded=recorded)
 
@@ -64,7 +64,7 @@ class Rank:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
         with self.company.noticing():
             self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways, self.one_card)
-        self.shared = SharedSteps(self.company, self.count, self.model, self.hops.meter) if self.recorded else None
+        self.shared = SharedSteps(self.company, self.count, self.model, self.hops.meter, self.recorded) if self.recorded else None
 
     def hop_bytes(self, tokens: int, hidden: int) -> int:
         """At most, of a hop of ``tokens`` hidden states or of a rank's logits behind them, each number of four bytes."""

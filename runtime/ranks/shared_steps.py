@@ -45,14 +45,15 @@ class Dealt(Protocol):
 
 
 class SharedSteps:
-    """Of this process among the first ``count`` ranks of ``company``, all on one host, over the dealt ``model``; ``meter`` counts hops.
+    """Of this process among the first ``count`` ranks of ``company``, all on one host, over the dealt ``model``; ``meter`` counts hops of
+    ``dtype``.
 
     Each method that talks is called by all of them at the same time. A step is recorded by all or by none: one that is not would let the
     others wait for ever.
     """
 
-    def __init__(self, company: Told, count: int, model: Dealt, meter: HopMeter):
-        self._company, self._count, self._model, self._meter = company, count, model, meter
+    def __init__(self, company: Told, count: int, model: Dealt, meter: HopMeter, dtype: torch.dtype):
+        self._company, self._count, self._model, self._meter, self._dtype = company, count, model, meter, dtype
         self._memory: SharedMemory | None = None
         self._seen = torch.empty(0)
         self._places = HopPlaces(count, 0)
@@ -72,7 +73,6 @@ class SharedSteps:
             try:
                 self._memory = SharedMemory(self._places.all_bytes if self._company.rank == 0 else Shared(*shared), card)
                 self._seen = card.alias(self._memory.bytes)
-                torch.mul(self._seen[:1], 1, out=self._seen[:1])  # reached, before anything is recorded
             except (OSError, RuntimeError) as error:
                 refused = f"memory of all ranks: {error}"
         if self._company.rank == 0:
@@ -104,6 +104,7 @@ class SharedSteps:
         """Inside, hidden states go by words of ``flags``. What it gives is to be called at each launch of what was recorded."""
         assert self._memory is not None, "open() comes first"
         ways = WordWays(self._company.rank, self._places, self._memory.bytes.data_ptr(), self._seen, flags)
+        ways.meet(self._dtype)
         before, self._model.ways = self._model.ways, ways
         try:
             yield lambda: self._count_hops(ways)

@@ -97,6 +97,13 @@ class WordWays:
         self.rank, self._places, self._words, self._memory, self.flags = rank, places, words, memory, flags
         self.received = self.received_bytes = self.sent_bytes = 0
 
+    def meet(self, dtype: torch.dtype) -> None:
+        """Load the kernels of hops between numbers of ``dtype``: while a step is recorded nothing can be loaded. No hop is on its way."""
+        peer = (self.rank + 1) % self._places.count
+        held = torch.zeros(LINE // dtype.itemsize, dtype=dtype, device=self._memory.device)
+        torch.mul(held, 1, out=self.place(self.rank, peer, like=held))
+        torch.mul(self.place(self.rank, peer, like=held), 1, out=held)
+
     def before(self, peer: int) -> WordHop:
         """From ``peer``, which has a layer before one of ours."""
         return WordHop(self, peer)

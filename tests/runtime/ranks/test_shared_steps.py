@@ -141,7 +141,7 @@ class Ranks:
                 EmbeddingElsewhere().convert(model)
             pool = KvPool(SLOTS, PAGE_TOKENS, kinds(model.config), CPU)
             stepper = Stepper(model, CPU, pool, dealt.begin_pass, kernel=ByDefinition())
-            shared = SharedSteps(mail.of(number), count, dealt, self.meters[number])
+            shared = SharedSteps(mail.of(number), count, dealt, self.meters[number], torch.float64)
             steps = []
             for _ in SHAPES:
                 graph = cast(Any, RankGraph(stepper, dealt, shared, fails.get(number)))
@@ -238,7 +238,7 @@ def test_ranks_agree_before_anything_is_recorded(cards: list[str | None], whys: 
     mail, found = Mail(2), {}
     shapes = [VerifyShape(2, 4), VerifyShape(1, 8)], [VerifyShape(1, 8)]
     made = [Card(why) for why in cards]
-    shared = [SharedSteps(mail.of(rank), 2, cast(Any, None), HopMeter()) for rank in (0, 1)]
+    shared = [SharedSteps(mail.of(rank), 2, cast(Any, None), HopMeter(), torch.float32) for rank in (0, 1)]
 
     def rank(n: int) -> None:
         found[n] = shared[n].open(made[n], 100 * (1 - n), whys[n], shapes[n])
@@ -253,7 +253,9 @@ def test_ranks_agree_before_anything_is_recorded(cards: list[str | None], whys: 
 
 def test_a_card_that_waits_for_ranks_that_are_gone_goes_on() -> None:
     mail = Mail(2)
-    shared = [SharedSteps(mail.of(rank), 2, cast(Any, DealtModel(Dealing((1, 1)), rank, VOCAB)), HopMeter()) for rank in (0, 1)]
+    shared = [
+        SharedSteps(mail.of(rank), 2, cast(Any, DealtModel(Dealing((1, 1)), rank, VOCAB)), HopMeter(), torch.float32) for rank in (0, 1)
+    ]
     together(lambda: shared[0].open(Card(), 64, None, []), lambda: shared[1].open(Card(), 64, None, []))
     assert shared[0]._memory is not None
     over, into = threading.Event(), torch.zeros(4)
