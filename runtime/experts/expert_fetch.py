@@ -32,6 +32,12 @@ class Fetch:
         self.left = len(self.parts)
 
 
+def most_of(expert_bytes: int) -> int:
+    """Bytes of the largest part in which an expert is brought to a card: two matrices of three. A third is left to copy when all is read,
+    and the host is called twice."""
+    return -(-2 * expert_bytes // 3)
+
+
 def parts_of(layout: UnitLayout, most_bytes: int) -> list[tuple[Extent, ...]]:
     """The reads that bring a unit, in groups of about ``most_bytes``."""
     if sum([extent.nbytes for extent in layout.extents]) <= most_bytes:

@@ -17,7 +17,7 @@ from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
-from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.expert_fetch import Key, most_of
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.device_layout import DeviceLayout, alike
 from penstock.runtime.reading.reader import UrgentReads
@@ -123,7 +123,5 @@ class ExpertHost:
         _, decided = room.decided
         self.room, self.at = room, base
         self.vram_cache, cache = room.caches()
-        part_bytes = decided.chunk_bytes
-        if room.gpu:  # what is copied when all is read is a third of an expert, often one matrix of three
-            part_bytes = min(part_bytes, -(-2 * slot_bytes(room.layouts) // 3))
+        part_bytes = min(decided.chunk_bytes, most_of(slot_bytes(room.layouts))) if room.gpu else decided.chunk_bytes
         self.dram = DramExperts(room.layouts, arena, base, cache, pool, part_bytes, decided.in_flight)

@@ -17,6 +17,7 @@ from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
 from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.experts.expert_fetch import most_of, parts_of
 from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.host_experts import HostExperts
 from penstock.runtime.reading.layout import Extent, UnitLayout
@@ -124,6 +125,19 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:
     return extent.offset, extent.nbytes, extent.dest
+
+
+@pytest.mark.parametrize(
+    "sizes", [(8_294_400, 518_400, 11_520, 4_147_200, 259_200, 5_760), (117_440_512,) * 3], ids=["gpt-oss-120b", "Mixtral-8x7B"]
+)
+def test_a_third_of_an_expert_is_left_to_copy_when_the_ssd_has_brought_it(sizes: tuple[int, ...]) -> None:
+    """As published, at odd places of its file."""
+    extents, end = [], 77
+    for nbytes in sizes:
+        extents.append(Extent(Path("weights"), end * 3, nbytes, end))
+        end += nbytes + 1000
+    parts = parts_of(UnitLayout(end, (), tuple(extents), sum(sizes)), most_of(end))
+    assert [sum(extent.nbytes for extent in part) for part in parts] == pytest.approx([sum(sizes) * 2 / 3, sum(sizes) / 3], rel=0.01)
 
 
 def test_one_tokens_missed_experts_come_together_behind_one_event(layouts: dict) -> None:
