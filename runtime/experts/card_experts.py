@@ -137,10 +137,10 @@ class CardExperts:
         self._coming.clear()
 
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        self.catch_up()
-        self.fetch_ahead()
         if self._beside is not None:
             self._beside.take(hidden)
+        self.catch_up()
+        self.fetch_ahead()
         return index
 
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:

@@ -17,9 +17,10 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import ALIGN, align_down, align_up
-from penstock.runtime.reading.blocks import Block, Landing, check_fits, cut
+from penstock.planner.common.measures import ALIGN, align_down
+from penstock.runtime.reading.blocks import Block, check_fits, cut
 from penstock.runtime.reading.files import FileTable, OpenFile
+from penstock.runtime.reading.landing import address_of, after, targets
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done, Pending
 from penstock.runtime.reading.read_meter import Meter
@@ -105,7 +106,7 @@ class ReadPool:
         self._block_bytes = align_down(block_bytes)
         whole = memoryview(mmap.mmap(-1, threads * self._block_bytes)) if staging is None else staging.cast("B")
         self._staged_bytes = min(align_down(len(whole) // threads), self._block_bytes)
-        if not self._staged_bytes or _address(whole) % ALIGN:
+        if not self._staged_bytes or address_of(whole) % ALIGN:
             raise UserError(f"staging_bytes={len(whole)}: {threads} threads need at least {threads * ALIGN} page-aligned bytes")
         self._preadv = preadv
         self._on_block = on_block
@@ -136,7 +137,7 @@ class ReadPool:
             raise self._broken
         view = into.cast("B")
         check_fits(extents, len(view))
-        request = _Request(extents, view, _address(view), name, next(self._numbers), done)
+        request = _Request(extents, view, address_of(view), name, next(self._numbers), done)
         with self._order:
             if self._closed:
                 raise StoreError("the reader is closed; open the store again")
@@ -196,7 +197,7 @@ class ReadPool:
         return self._files.select(lambda f: not f.direct)
 
     def _work(self, staging: memoryview) -> None:
-        staging_address = _address(staging)
+        staging_address = address_of(staging)
         while self._calls.get():
             held = 0
             while self._read_next(staging, staging_address, held):
@@ -274,7 +275,7 @@ class ReadPool:
     def _read_direct(self, fd: int, file: OpenFile, block: Block, request: _Request, staging: memoryview, staging_address: int) -> bool:
         """Read ``block`` with O_DIRECT. False: the file system refuses."""
         lead = block.offset - block.start
-        views, copies = _targets(block, request.into, staging)
+        views, copies = targets(block, request.into, staging)
         try:
             self._fill(fd, file.path, views, block.start, lead + block.nbytes, ALIGN, request)
         except OSError as error:
@@ -294,7 +295,7 @@ class ReadPool:
             while got < needed:
                 problem = "the file ends there"
                 try:
-                    n = self._preadv(fd, _after(views, got) if got else views, offset + got)
+                    n = self._preadv(fd, after(views, got) if got else views, offset + got)
                 except OSError as error:
                     if error.errno not in RETRIED:
                         if error.errno == errno.EINVAL and align > 1:  # O_DIRECT is refused; :meth:`_read_direct` falls back
@@ -320,42 +321,3 @@ class ReadPool:
             self.stalls.note(ended - begun, path, offset)
             if self._on_block is not None:
                 self._on_block(request.name, request.number, begun, ended, total)
-
-
-def _targets(block: Block, into: memoryview, staging: memoryview) -> tuple[list[memoryview], list[tuple[int, int, int]]]:
-    """Where the aligned superset of ``block`` lands, in order, and what is copied after: (from staging, to buffer, bytes)."""
-    start, stop, end = block.start, block.stop, block.offset + block.nbytes
-    lead = block.offset - start
-    if block.landing is Landing.staged:
-        return [staging[: stop - start]], [(lead, block.dest, block.nbytes)]
-    base = block.dest - lead
-    if block.landing is Landing.whole:
-        return [into[base : base + stop - start]], []
-    views, copies = [], []
-    first, last = align_up(block.offset), align_down(end)
-    if first > last:  # all within one 4096-byte page
-        return [staging[: stop - start]], [(lead, block.dest, block.nbytes)]
-    if lead:
-        views.append(staging[:ALIGN])
-        copies.append((lead, block.dest, ALIGN - lead))
-    if last > first:
-        views.append(into[base + first - start : base + last - start])
-    if end > last:
-        views.append(staging[ALIGN : 2 * ALIGN])
-        copies.append((ALIGN, base + last - start, end - last))
-    return views, copies
-
-
-def _after(views: list[memoryview], nbytes: int) -> list[memoryview]:
-    """``views`` without their first ``nbytes`` bytes."""
-    rest = []
-    for view in views:
-        if nbytes < len(view):
-            rest.append(view[nbytes:] if nbytes else view)
-        nbytes = max(0, nbytes - len(view))
-    return rest
-
-
-def _address(view: memoryview) -> int:
-    """Where a writable buffer lies in memory. Keeps no reference to it."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
