@@ -18,10 +18,10 @@ from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.answer import decisions_of
-from penstock.planner.solver.bound import bound_s
 from penstock.planner.solver.forced_rules import check_request
 from penstock.planner.solver.infeasible import why_infeasible
 from penstock.planner.solver.leftover import keep_more
+from penstock.planner.solver.terms.bound import bound_s
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.linear import MB
 from penstock.planner.solver.terms.menu import batch_menu, form_menu, ring_menu, served_chunks
