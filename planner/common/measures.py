@@ -52,6 +52,11 @@ def show_seconds(s: float) -> str:
     return "0 s" if s == 0 else f"{s / 1e-9:.3g} ns"
 
 
+def show_rate(rate: float) -> str:
+    """``rate`` a second, or a token, with three figures: ``0.433``, ``48.7``, ``1,350``."""
+    return f"{rate:.3g}" if abs(rate) < 999.5 else f"{rate:,.0f}"
+
+
 def align_up(n: int, to: int = ALIGN) -> int:
     """The smallest multiple of ``to`` that is not below ``n``."""
     return -(-n // to) * to

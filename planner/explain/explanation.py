@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import show_seconds
+from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import hops_launched, launched_because
 from penstock.planner.contract.plan.plan import Plan
@@ -170,7 +170,7 @@ def _gain_text(purchase: Purchase) -> str:
     assert purchase.found is not None
     base, more, said = purchase.base, purchase.found, []
     if abs(more.token_s / base.token_s - 1) > NOTICEABLE:
-        rates = f"{1 / base.token_s:.3g} to {1 / more.token_s:.3g} tokens/s"
+        rates = f"{show_rate(1 / base.token_s)} to {show_rate(1 / more.token_s)} tokens/s"
         said.append(f"a token from {show_seconds(base.token_s)} to {show_seconds(more.token_s)}, {rates}")
     if abs(more.prefill_s / base.prefill_s - 1) > NOTICEABLE:
         said.append(f"a prefill from {show_seconds(base.prefill_s)} to {show_seconds(more.prefill_s)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.common.measures import show_bytes, show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import kv_page_bytes, pool_pages
 from penstock.planner.contract.serving.pass_prices import PassPrices
@@ -41,7 +41,7 @@ class OneMore:
             return
         steps = f"{show_seconds(self.more.decode_s)} instead of {show_seconds(self.base.decode_s)}"
         yield f"{wanted}. A step of the fastest plan then takes {steps}."
-        yield f"All users together get {1 / self.more.token_s:.3g} tokens/s instead of {1 / self.base.token_s:.3g}."
+        yield f"All users together get {show_rate(1 / self.more.token_s)} tokens/s instead of {show_rate(1 / self.base.token_s)}."
 
 
 def one_more(question: Question, plan: Plan, advance: Callable[[], None] = lambda: None) -> OneMore:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.planner.common.measures import show_rate
 from penstock.planner.contract.plan.plan import Plan
 
 WIDTH = 120
@@ -48,7 +49,7 @@ class Losses:
         plan, own = request.plan, request.plan.prediction.decode_tokens_per_s
         said = [
             f"{request.plan_name}: {plan.model.name} on {plan.hardware.name}, workload {plan.workload.name}, batch {plan.decisions.batch}. "
-            f"`runtime run` is predicted {own:.3g} tokens/s."
+            f"`runtime run` is predicted {show_rate(own)} tokens/s."
         ]
         if self.lost:
             said.append("Not expressed here, and what is predicted with that alone done this engine's way:")
@@ -87,7 +88,7 @@ def cost(lost: Lost, own: float) -> str:
 
 def _beside(tokens_per_s: float, own: float) -> str:
     change = tokens_per_s / own - 1
-    return f"{tokens_per_s:.3g} tokens/s ({'no change' if abs(change) < 0.005 else f'{change:+.0%}'})"
+    return f"{show_rate(tokens_per_s)} tokens/s ({'no change' if abs(change) < 0.005 else f'{change:+.0%}'})"
 
 
 def json_text(request: Request, losses: Losses, document: Mapping[str, Any]) -> str:

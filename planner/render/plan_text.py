@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.planner.common.console import print_head, print_line, print_rows, print_table
-from penstock.planner.common.measures import GB, show_bytes, show_seconds
+from penstock.planner.common.measures import GB, show_bytes, show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.render.assumed import assumed
@@ -71,7 +71,7 @@ def _print_stages(plan: Plan, console: Console) -> None:
         if not prefill and not decode:
             continue
         nbytes = moved.get(stage, 0)
-        rate = f"{batch / decode:.3g}" if decode else "-"
+        rate = show_rate(batch / decode) if decode else "-"
         flow = f"{show_bytes(nbytes):>12} {nbytes / decode / GB:>7.3g}" if nbytes and decode else ""
         row = Text(f"  {name:<11} ").append(f"{show_seconds(prefill):>10}", _slowest(stage == predicted.bottleneck_prefill))
         row.append(f" {show_seconds(decode):>13} {rate:>10}", _slowest(stage == predicted.bottleneck_decode))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.planner.common.console import print_head, print_line
-from penstock.planner.common.measures import show_seconds
+from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.serving.arrivals import Arrivals
@@ -27,7 +27,11 @@ def print_prediction(plan: Plan, console: Console) -> None:
         ("load", show_seconds(p.load_s), "once, before the first request"),
         ("first token", show_seconds(p.ttft_s), _of_prefill(plan)),
         ("decode", f"{show_seconds(p.decode_s_per_token)} a {'pass' if drafted else 'token'}", ", ".join((*drafted, bound))),
-        ("", f"{p.decode_tokens_per_s:.3g} tokens/s", f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else ""),
+        (
+            "",
+            f"{show_rate(p.decode_tokens_per_s)} tokens/s",
+            f"all {plan.decisions.batch} sequences together" if plan.decisions.batch > 1 else "",
+        ),
     )
     for label, value, remark in rows:
         print_line(console, Text(f"  {label:<11} ").append(f"{value:<22} ", "bold green").append(remark, style="dim"))
@@ -73,10 +77,10 @@ def _serving(plan: Plan) -> Iterator[str]:
     if not plan.workload.is_served:
         return
     found = forecast_of(plan)
-    asking = f"{plan.workload.arrivals_per_s:.3g} requests/s" if plan.workload.arrivals_per_s else f"{plan.workload.clients} clients"
+    asking = f"{show_rate(plan.workload.arrivals_per_s)} requests/s" if plan.workload.arrivals_per_s else f"{plan.workload.clients} clients"
     yield f"Serves {said(found.limits)}."
     yield (
-        f"With {asking}: {found.requests_per_s:.3g} requests/s, {found.tokens_per_s:.3g} tokens/s, first token after "
+        f"With {asking}: {show_rate(found.requests_per_s)} requests/s, {show_rate(found.tokens_per_s)} tokens/s, first token after "
         f"{show_seconds(found.ttft_s.p50)} (p50) and {show_seconds(found.ttft_s.p99)} (p99). `planner simulate` plays other loads."
     )
     load = planned_load(plan, Arrivals.of(plan.workload, found.requests + found.refused))

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.planner.common.console import WIDTH, print_line
-from penstock.planner.common.measures import show_seconds
+from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.serving.arrivals import Arrivals
 from penstock.planner.contract.serving.serve_limits import ServeLimits
@@ -24,7 +24,7 @@ def print_serving(plan: Plan, arrivals: Arrivals, load: float, found: Mapping[st
         said(limits),
         f"{arrivals.requests} requests of {lengths.prompt_tokens} prompt + {lengths.new_tokens} new tokens, spread {lengths.spread:g}"
         + (f", the first {lengths.shared_tokens} alike" if lengths.shared_tokens else ""),
-        f"planned load: {load:.3g} requests/s, the highest rate that is sustained",
+        f"planned load: {show_rate(load)} requests/s, the highest rate that is sustained",
     ):
         print_line(console, Text(line, style="dim"))
     table = Table(box=None, pad_edge=False, header_style="dim", width=WIDTH)
@@ -33,7 +33,7 @@ def print_serving(plan: Plan, arrivals: Arrivals, load: float, found: Mapping[st
         table.add_column(name, justify="right")
     for name, one in found.items():
         waits = (one.ttft_s.p50, one.ttft_s.p99, one.between_s.p50, one.between_s.p99)
-        table.add_row(name, f"{one.requests_per_s:.3g}", f"{one.tokens_per_s:.3g}", *map(show_seconds, waits), f"{one.rows:.1f}")
+        table.add_row(name, show_rate(one.requests_per_s), show_rate(one.tokens_per_s), *map(show_seconds, waits), f"{one.rows:.1f}")
     console.print()
     console.print(table)
     for name, one in found.items():

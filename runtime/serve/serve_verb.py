@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_rate
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
@@ -125,7 +126,7 @@ def _closing(report: Mapping[str, Any]) -> str:
     """What a server did, in one line: the engine's report, predicted beside measured."""
     totals, predicted, measured = (report.get(part) or {} for part in ("totals", "predicted", "measured"))
     rates = [said.get("tokens_per_s") for said in (measured, predicted)]
-    rate = f", {rates[0]:.3g} tokens/s ({rates[1]:.3g} predicted)" if rates[0] and rates[1] else ""
+    rate = f", {show_rate(rates[0])} tokens/s ({show_rate(rates[1])} predicted)" if rates[0] and rates[1] else ""
     return f"served {totals.get('requests', 0)} requests, {totals.get('tokens', 0)} tokens{rate}"
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from penstock.planner.common.console import harmless
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import noted
-from penstock.planner.common.measures import show_seconds
+from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.common.output import write_at_once
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import Prediction
@@ -172,7 +172,7 @@ class Chat:
         p = self._plan
         what = "chat template" if self._cfg.template is not False else "raw text"
         self._tell(
-            f"{p.model.name} on {p.hardware.name}: {p.prediction.decode_tokens_per_s:.3g} tokens/s predicted, context of "
+            f"{p.model.name} on {p.hardware.name}: {show_rate(p.prediction.decode_tokens_per_s)} tokens/s predicted, context of "
             f"{self._talk.capacity_tokens} tokens, {what}; /help tells more"
         )
 
@@ -216,7 +216,7 @@ class Chat:
             rate = (
                 ""
                 if turn.tokens_per_s is None
-                else f", {turn.tokens_per_s:.3g} tokens/s ({turn.predicted.decode_tokens_per_s:.3g} predicted)"
+                else f", {show_rate(turn.tokens_per_s)} tokens/s ({show_rate(turn.predicted.decode_tokens_per_s)} predicted)"
             )
             self._tell(f"{turn.tokens} tokens{rate}{', stopped' if stopped else ''}")
         if not stopped and turn.tokens == room:
@@ -282,7 +282,7 @@ class Chat:
     def _status(self) -> str:
         used = self._talk.used_tokens
         last = self._said.turns[-1].tokens_per_s if self._said.turns else None
-        rate = "" if last is None else f"   {last:.3g} tokens/s"
+        rate = "" if last is None else f"   {show_rate(last)} tokens/s"
         return f"{self._plan.model.name}   {used} of {self._talk.capacity_tokens} tokens{rate}   /help"
 
     def _help(self) -> None:
@@ -314,8 +314,8 @@ class Chat:
         table.add_column("")
         for name in ("measured", "predicted"):
             table.add_column(name, justify="right")
-        rate = "-" if last.tokens_per_s is None else f"{last.tokens_per_s:.3g}"
-        table.add_row("tokens/s", rate, f"{p.decode_tokens_per_s:.3g}")
+        rate = "-" if last.tokens_per_s is None else show_rate(last.tokens_per_s)
+        table.add_row("tokens/s", rate, show_rate(p.decode_tokens_per_s))
         table.add_row("bound by", last.bound_by or "-", str(p.bottleneck_decode))
         table.add_row("first token", show_seconds(last.made.prefill_s + last.made.first_token_s), "")
         self._aside.print(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.planner.common.measures import show_seconds
+from penstock.planner.common.measures import show_rate, show_seconds
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,11 @@ from penstock.planner.common.measures import show_seconds
 )
 def test_seconds_have_a_unit_that_suits_and_no_exponent(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(0, "0"), (0.04321, "0.0432"), (48.72, "48.7"), (999.4, "999"), (999.6, "1,000"), (1354.03, "1,354"), (5.09e5, "509,000")],
+)
+def test_rates_have_no_exponent(rate: float, text: str) -> None:
+    assert show_rate(rate) == text

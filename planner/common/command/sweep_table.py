@@ -9,6 +9,7 @@ from rich.table import Table
 
 from penstock.planner.common.command.overrides import key_of
 from penstock.planner.common.command.sweep_folders import Point
+from penstock.planner.common.measures import show_rate
 
 WIDEST = 400
 """Columns of the table where no terminal bounds it."""
@@ -46,4 +47,4 @@ def print_points(points: Sequence[Point]) -> None:
 
 
 def _shown(value: str | float | None) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:.3g}"
+    return "-" if value is None else value if isinstance(value, str) else show_rate(value)
