@@ -17,12 +17,14 @@ from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve import hardware_from
 from penstock.planner.contract.decided.recording import can_record, records_whole
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.prices.beside import host_rows_timed, no_split
+from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS
 from penstock.planner.solver.program import Optimum, optimum
@@ -91,6 +93,9 @@ def offers(question: Question) -> Iterator[Offer]:
     if fitting:
         name = f"a batch of {fitting} (workload.batch={fitting})"
         yield Offer("batch", name, replace(q, workload=_together(q, fitting)), is_bought=False)
+    if q.ranks > 1 and q.share is ExpertShare.whole and q.model.experts and not never_sliced(q.model, q.ranks):
+        sliced = replace(q, share=ExpertShare.sliced)
+        yield Offer("share", "a slice of every expert on each rank (moe.share=sliced)", sliced, is_bought=False)
     yield from _other_forms(q)
 
 

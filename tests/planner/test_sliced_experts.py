@@ -18,6 +18,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.planfile import check_plan
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
+from penstock.planner.explain.purchases import offers
 from penstock.planner.simulate.act import Options
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.solver.ranks_choice import answer_dealt
@@ -71,6 +72,13 @@ def test_slices_are_chosen_where_they_are_faster() -> None:
     assert share_of(None, question(4, **SMALL, vram=40 * GB)) == (ExpertShare.whole, ()), "all stay: hops alone are more"
     assert share_of(None, question(4, dram=20 * GB)) == (ExpertShare.whole, ()), "the SSD has no slices in one piece"
     assert share_of(None, question(4, vram=0)) == (ExpertShare.whole, ())
+
+
+def test_explain_says_what_slices_would_give() -> None:
+    found = {offer.key: offer for offer in offers(question(4, ExpertShare.whole))}
+    assert "moe.share=sliced" in found["share"].name and found["share"].question == question(4) and not found["share"].is_bought
+    for without in (question(4), question(3, ExpertShare.whole), question(1, ExpertShare.whole)):
+        assert "share" not in {offer.key for offer in offers(without)}
 
 
 def coded(whole: ModelSpec) -> ModelSpec:
