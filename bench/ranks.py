@@ -5,6 +5,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=parts.json counts=1,2 layers=24 vram=12GiB prompt=32768 steps=4   # computing binds
     python bench/ranks.py work=/dev/shm/penstock out=moe.json model=mixtral8x7b layers=16 vram=8GiB share=0.6 slots=2   # routed experts
     python bench/ranks.py work=/dev/shm/penstock out=kept.json counts=2 kept=true     # and the same prompt once more, restored
+    python bench/ranks.py work=/dev/shm/penstock out=words.json counts=2 model=llama8b layers=32 vram= words=1.5e-5  # recorded with hops
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights, then solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
@@ -15,6 +16,8 @@ run measure their links when it is over, each alone and all at once, and a hop o
     x one: seconds of a step by the first of `counts` over seconds by this one
     hops: layers * the median hop, of a step
     kept: the prefill of a prompt whose pages every rank has on its drive, over the same prompt computed
+
+With `words`, the seconds that bench/rank_hops.py found (`words recorded`, links busy), steps are recorded with their hops.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
@@ -38,7 +41,7 @@ from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import favoured  # noqa: E402
 
-KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep", "share", "slots", "kept")
+KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep", "share", "slots", "kept", "words")
 REACHED = {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}
 FASTER = {2: ">= 1.85", 4: ">= 2.9"}
 FASTER_ROUTED = {4: ">= 2.5"}
@@ -92,7 +95,9 @@ class Ranks:
         steps, prompt = self.given.get("steps", "24"), self.given.get("prompt", "2048")
         work = {"prompt_tokens": prompt, "new_tokens": steps, "context_tokens": 0, "batch": 1, "requests": 1}
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
-        return self.bench.run(name, self.checkpoint(), [*solve, *([f"hardware.vram_bytes={vram}"] if vram else []), *more], [*run])
+        vram_bytes = [f"hardware.vram_bytes={vram}"] if vram else []
+        words = [f"hardware.links.word_hop_s={self.given['words']}"] if "words" in self.given and count > 1 else []
+        return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *more], [*run])
 
     def rows(self, count: int) -> Iterator[Row]:
         report, faster = self.run(count), FASTER_ROUTED if "share" in self.given else FASTER

@@ -47,6 +47,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
         yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
     if ranks > 1 and ranks > hardware.hosts:
         yield "hops", f"{show_seconds(hardware.links.hop_s)} each", from_("links.hop_s")
+        if hardware.links.word_hop_s and hardware.hosts == 1:
+            yield "", f"{show_seconds(hardware.links.word_hop_s)} each in a recorded step", from_("links.word_hop_s")
     if hardware.hosts > 1 and (network := hardware.network) is not None:
         yield "hosts", f"{hardware.hosts}, of all above each", "hardware.hosts"
         yield "network", f"{network.gbps:.3g} GB/s, hops of {show_seconds(network.hop_s)}", from_("network")

@@ -36,6 +36,7 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.explain.purchases import offers, purchases
+from penstock.planner.render.assumed import assumed
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
 from penstock.planner.render.whereabouts import experts_in, layers_in
@@ -274,6 +275,8 @@ def test_hops_are_recorded_with_steps_where_their_seconds_are_known():
     assert step_s[2] - step_s[0] == pytest.approx(9 * 1e-3 + 7 * row - head_s, rel=1e-3), (
         "7 hops between layers, two behind them; half a head"
     )
+    said = [[what for _, what, _ in assumed(plan.hardware, plan.model, 2) if what.endswith(("each", "step"))] for plan in (unknown, two)]
+    assert said == [["70 µs each"], ["70 µs each", "1 ms each in a recorded step"]]
     assert is_recorded(two.of_rank(1).hardware, two.of_rank(1).placement, two.of_rank(1).decisions.kv)
     apart = replace(words, hosts=2, network=Network(1.25, 1e-4))
     assert hops_launched(apart, two.of_rank(1).model) == "hidden states go from host to host"
