@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import resources
 
 import pytest
+import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -21,12 +23,16 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
 from penstock.planner.contract.prices.price import Price, Resource
+from penstock.planner.contract.prices.stages import recorded_s
+from penstock.planner.contract.published.config_spec import spec_from_config
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import constraints
 from penstock.planner.explain.explanation import _launched
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.test_presets import hardware as preset
+from tests.planner.test_presets import hardware_from
 from tests.planner.test_program_properties import PHASES, QUICK, SLOWER, brute_force, machines, models, solved, workloads
 
 LAUNCH_S, KERNELS_S = 5e-3, 1e-5
@@ -106,6 +112,15 @@ def test_who_waits_for_a_step_in_pieces_is_told_how_long():
     assert f"waits {show_seconds(waits_s)} of {show_seconds(plan.prediction.decode_s_per_token)}" in said and "8 pieces" in said
     assert any(c.note.endswith(f"{show_seconds(waits_s)} of it launching behind routers") for c in constraints(plan, ()))
     assert not list(_launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
+
+
+@pytest.mark.parametrize(("layers", "measured_s"), [(2, 0.00182), (12, 0.0057)], ids=["all in VRAM", "nothing moved"])
+def test_steps_of_gpt_oss_in_pieces_take_what_an_h200_took(layers: int, measured_s: float) -> None:
+    """bench/results/h200/gpt_oss.json of 2026-11-23."""
+    plain = yaml.safe_load((resources.files("conf") / "model" / "gpt-oss-120b.yaml").read_text())["config"]
+    config = plain | {"num_hidden_layers": layers, "layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
+    spec = spec_from_config(config, "gpt-oss", "config.json", dict)
+    assert recorded_s(hardware_from(preset("h200")), spec, 152, 1) == pytest.approx(measured_s, rel=0.06)
 
 
 def test_a_simulation_computes_recorded_steps_as_predicted():

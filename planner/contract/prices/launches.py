@@ -55,9 +55,9 @@ class Operations:
     visit: int = 20
     """The same time for what is no operation of such a layer: its graph's launch, units entered and left, which experts lie where. A layer
     of gpt-oss-120b of which nothing moved took 363 us on an H200 (12 layers less 2), 95 of them kernels and weights."""
-    step: int = 60
-    """And once of such a step: its rows' tables, its last piece, the token. These took 1.0 ms there; of a dense step that is recorded as a
-    whole wall less kernels is 0.43 to 0.62 ms."""
+    step: int = 90
+    """And once of such a step: its rows' tables, its last piece, the token. Of a dense step that is recorded as a whole, wall less kernels
+    is 0.43 to 0.62 ms there."""
     together: int = 4
     """Of all of one token's experts whose matrices a card multiplies by in one launch: two products, the gate, an event."""
 
