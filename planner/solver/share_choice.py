@@ -18,6 +18,9 @@ from penstock.planner.solver.terms.problem import Question
 GAIN = 0.05
 """Of the work's seconds, that slices must spare: their words are those of one process within rounding alone."""
 
+MOST_PIECES = 2**21
+"""Of files, that all slices of one rank are read from: a piece takes a reading thread some 20 us and 300 bytes."""
+
 
 def share_of(asked: ExpertShare | None, question: Question) -> tuple[ExpertShare, tuple[str, ...]]:
     """How the ranks of ``question`` share routed experts, and a note where the program chose. UserError for slices that cannot be. Costs
@@ -29,7 +32,7 @@ def share_of(asked: ExpertShare | None, question: Question) -> tuple[ExpertShare
         return asked or ExpertShare.whole, ()
     if q.hardware.gpu is None or q.hardware.others or q.workload.is_served or _asks_routers(q):
         return ExpertShare.whole, ()
-    if why := never_sliced(q.model, q.ranks):
+    if why := never_sliced(q.model, q.ranks) or _pieces(q):
         return ExpertShare.whole, (f"each rank has whole experts, of its own layers: {why}",)
     try:
         whole, cut = answer_dealt(q), answer_dealt(replace(q, share=ExpertShare.sliced))
@@ -48,6 +51,13 @@ def _check(question: Question) -> None:
     check_ranks(q.hardware, q.model, q.workload, q.ranks, ExpertShare.sliced)
     if _asks_routers(q):
         raise UserError("moe.share=sliced: moe.policy=lookahead asks routers of layers that a rank has not; leave moe.policy out")
+
+
+def _pieces(question: Question) -> str:
+    """Why reading slices would take too long; empty where it would not: a slice is a piece of each row of ``down_proj``."""
+    experts = question.model.experts
+    pieces = question.model.hidden * experts.units if experts else 0
+    return f"slices would be read in {pieces / 1e6:.3g} million pieces" if pieces > MOST_PIECES else ""
 
 
 def _asks_routers(question: Question) -> bool:

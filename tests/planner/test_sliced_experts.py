@@ -90,6 +90,11 @@ def test_what_cannot_be_cut_says_why() -> None:
     packed = replace(question(2), model=coded(model(**LARGE)))
     share, notes = share_of(None, packed)
     assert share is ExpertShare.whole and "stores its experts in MXFP4, whose groups are not cut" in notes[0]
+    many = question(4, ExpertShare.whole, layers=48, experts=128, ffn=128 * EXPERT // 168, vram=4 * GB)
+    assert share_of(None, many) == (
+        ExpertShare.whole,
+        ("each rank has whole experts, of its own layers: slices would be read in 6.29 million pieces",),
+    )
     refused = {
         r"moe\.share=sliced: .* stores its experts in MXFP4, whose groups are not cut; set moe\.share=whole": packed,
         r"moe\.share=sliced: the width of .* is no multiple of 3; set moe\.share=whole": question(3),
