@@ -12,7 +12,7 @@ from rich.text import Text
 from penstock.planner.common.console import WIDTH
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.explain.constraints import Constraint, Grip
-from penstock.planner.explain.explanation import Explanation, advice, step_text
+from penstock.planner.explain.explanation import WORSE, Explanation, advice, step_text
 from penstock.planner.explain.margins import Margin
 from penstock.planner.explain.neighbours import Neighbour
 from penstock.planner.solver.impossible import Impossible, shown_gb
@@ -77,6 +77,12 @@ def standing(explanation: Explanation) -> str:
         return text + f"The plan is {e.lost:.1%} slower than what the program answers here: it was changed, or made for another machine."
     if slower > 1e-4:
         return text + f"The fastest plan of all is {slower:.2%} faster and takes more memory."
+    faster = [(n.loss, n.key, value_text(n.key, n.value)) for n in e.neighbours if n.loss is not None and n.loss < -WORSE]
+    if faster:
+        loss, key, value = min(faster, key=lambda found: found[0])
+        return (
+            text + f"No plan is faster with the {key.rpartition('.')[2]} that a rule of its own chose: {value} would take {-loss:.1%} less."
+        )
     return text + "No plan is faster."
 
 

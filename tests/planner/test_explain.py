@@ -23,7 +23,7 @@ from penstock.planner.explain import margins as margins_module
 from penstock.planner.explain import one_more as one_more_module
 from penstock.planner.explain import purchases as purchases_module
 from penstock.planner.explain.constraints import Grip
-from penstock.planner.explain.explain_table import print_explanation, print_impossible
+from penstock.planner.explain.explain_table import print_explanation, print_impossible, standing
 from penstock.planner.explain.explanation import Explanation, advice, check_share, document, explain, question_of
 from penstock.planner.explain.margins import margins, step_of
 from penstock.planner.explain.neighbours import candidates, neighbours
@@ -206,6 +206,14 @@ def test_memory_that_is_all_used_but_of_which_more_gains_nothing_is_needed() -> 
     found = explain(Question(machine(vram=1500 * MB, dram=4 * GB), model(24), work()), None, 0.2)
     grips = {c.name: c.grip for c in found.constraints}
     assert grips["decode: H2D"] is Grip.binds and grips["DRAM capacity"] is Grip.needed and grips["VRAM capacity"] is Grip.binds
+
+
+def test_what_a_rule_of_its_own_chose_is_named_where_another_choice_is_faster(explained: Explanation) -> None:
+    assert standing(replace(explained, base=explained.neighbours[0].base)).endswith("No plan is faster.")
+    one = next(n for n in explained.neighbours if n.found is not None)
+    sooner = replace(one, key="force.page_tokens", value=64, found=replace(one.base, total_s=one.base.total_s * 0.95))
+    said = standing(replace(explained, neighbours=(*explained.neighbours, sooner)))
+    assert said.endswith("with the page_tokens that a rule of its own chose: 64 would take 5.0% less.")
 
 
 def test_memory_in_which_everything_fits_has_slack() -> None:
