@@ -10,7 +10,7 @@ from itertools import count
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.sampling import Sampler, refuse_none
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.model.rows import RowKind, Step
@@ -211,6 +211,8 @@ def generating(
         begun = time.perf_counter()
         first = run.prefill(lambda done, total: told("prefill", done, total))
         chosen = [[token] for token in choose(first, range(len(batch.prompts))).tolist()]
+        for number, tokens in enumerate(chosen):
+            refuse_none(tokens, number)
         result.prefill_s = time.perf_counter() - begun
         live = run.sequences
         for passed in count(1):

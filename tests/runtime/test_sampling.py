@@ -101,10 +101,15 @@ def test_what_is_drawn_for_a_sequence_does_not_depend_on_its_neighbours(model: n
     assert said(model, keys) == together != said(model, replace(keys, seed=6))
 
 
-def test_logits_that_are_no_numbers_give_a_token_that_there_is() -> None:
-    choose = Sampler(Sampling(temperature=1.0, seed=1), CPU).begin([[1], [1]])
-    logits = torch.stack([torch.full((9,), torch.nan), torch.zeros(9)])
-    assert choose(logits, [0, 1]).max() < 9
+@pytest.mark.parametrize("keys", [{}, {"temperature": 1.0}, {"frequency_penalty": 1.0}, {"temperature": 1.0, "repetition_penalty": 2.0}])
+def test_logits_that_are_no_numbers_are_said_with_their_row(keys: dict[str, Any]) -> None:
+    """Where they lie behind a draft that is not kept they change nothing."""
+    choose = Sampler(Sampling(seed=1, **keys), CPU).begin([[1], [1]])
+    logits = torch.full((4, 9), -1e4)
+    logits[:, 4], logits[1] = 1e4, torch.nan
+    assert choose.keep(logits, [0, 1], [[5], [4]]) == [[4], [4, 4]]
+    with pytest.raises(UserError, match=r"^the logits behind prompt 1 are not numbers \(NaN\)[^\n]*$"):
+        choose.keep(logits, [0, 1], [[4], [4]])
 
 
 def test_neighbouring_seeds_have_no_draw_in_common(model: nn.Module) -> None:

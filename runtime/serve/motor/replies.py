@@ -28,6 +28,8 @@ class Reply:
     index: int
     choice: RowChoice
     began: bool = False
+    said: int = 0
+    """Tokens that were told."""
     scored: int = 1
     """Tokens of the prompt whose logprobs were told, where they are asked; the first has none."""
 
@@ -52,12 +54,13 @@ class Reply:
             return [self.over("length")], True
         if not submit.ignore_eos and token in submit.stop_ids:
             return [Over(submit.id, self.index, "stop", token, logprobs=picked.logprobs)], True
+        self.said += 1
         said: list[Message | Chosen] = [
             Chosen(submit.id, self.index, [token], None if picked.logprobs is None else [picked.logprobs], time.monotonic())
         ]
         if self.choice.matcher is not None and self.choice.matcher.over:
             return [*said, self.over("stop")], True
-        if self.choice.said >= submit.new_tokens:
+        if self.said >= submit.new_tokens:
             return [*said, self.over("length")], True
         return said, False
 

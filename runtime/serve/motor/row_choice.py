@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from transformers.generation.logits_process import LogitsProcessorList, NoRepeatNGramLogitsProcessor, TypicalLogitsWarper
+from transformers.generation.logits_process import LogitsProcessorList, TypicalLogitsWarper
 
 from penstock.runtime.asked.sampling_keys import Sampling
-from penstock.runtime.engine.sampling import Change
+from penstock.runtime.engine.sampling import Change, Penalties
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.serve.motor.grammars import Matcher
 
@@ -36,15 +37,11 @@ class RowChoice:
     def __init__(self, sampling: Sampling, told: Told, prompt: Sequence[int], seed: int, put: Put, matcher: Matcher | None = None):
         self.sampling, self.told, self.matcher = sampling, told, matcher
         self._chance = random.Random(seed)
-        self._prompt_tokens = len(prompt)
-        self._count = 0
-        self._history: torch.Tensor | None = None
-        self._ngrams = NoRepeatNGramLogitsProcessor(sampling.no_repeat_ngram) if sampling.no_repeat_ngram else None
+        self._chances: deque[float] = deque()
+        self._penalties = Penalties(sampling, put(list(prompt))) if Penalties.asked(sampling) else None
         typical = [TypicalLogitsWarper(float(sampling.typical_p))] if self.drawn and sampling.typical_p < 1 else []
         self.typical: Change | None = LogitsProcessorList(typical) if typical else None
         """What looks at the whole distribution and has no vectorised form here."""
-        if self._penalised:
-            self._history, self._count = put(list(prompt)), len(prompt)
         bias = dict(told.bias)
         self._biased = put(list(bias)) if bias else None
         self._bias = floats(put, list(bias.values())).float() if bias else None
@@ -65,53 +62,51 @@ class RowChoice:
     @property
     def changes(self) -> bool:
         """Whether logits are changed before one is chosen."""
-        return self._penalised or self._biased is not None or self.matcher is not None or self._held_back
+        return self._penalties is not None or self._biased is not None or self.matcher is not None or self._held_back > 0
 
     @property
-    def _penalised(self) -> bool:
-        s = self.sampling
-        return s.repetition_penalty != 1 or bool(s.frequency_penalty or s.presence_penalty or s.no_repeat_ngram)
+    def looks_back(self) -> bool:
+        """Whether what it has said changes its logits."""
+        return self._penalties is not None
 
     @property
-    def _held_back(self) -> bool:
-        """Whether it may not stop yet."""
-        return self._stops is not None and self.said < self.told.min_tokens
+    def _held_back(self) -> int:
+        """Next tokens that may not be the last one."""
+        return 0 if self._stops is None else max(0, self.told.min_tokens - self.said)
 
-    def draw(self) -> float:
-        """The next number of its own chance, in [0, 1)."""
-        return self._chance.random()
+    def chance(self, ahead: int) -> float:
+        """In [0, 1): its own, of the token behind the ``ahead`` next ones."""
+        while len(self._chances) <= ahead:
+            self._chances.append(self._chance.random())
+        return self._chances[ahead]
 
-    def change(self, scores: torch.Tensor) -> None:
-        """Penalties, bias and least length, in place: float32 [vocab]. In the order of transformers' ``generate``; what that does not know
-        comes last."""
-        s = self.sampling
-        if self._history is not None:
-            ids = self._history[: self._count]
-            if s.repetition_penalty != 1:
-                own = scores[ids]
-                scores[ids] = torch.where(own < 0, own * s.repetition_penalty, own / s.repetition_penalty)
-            if self._ngrams is not None:
-                scores.copy_(self._ngrams(ids[None], scores[None])[0])
-            if s.frequency_penalty or s.presence_penalty:
-                # OpenAI: frequency * n + presence * (n > 0), where the reply has the token n times
-                said = ids[self._prompt_tokens :]
-                counts = torch.zeros_like(scores).scatter_add_(0, said, torch.ones_like(said, dtype=scores.dtype))
-                scores -= s.frequency_penalty * counts + s.presence_penalty * (counts > 0)
+    def foresee(self, drafts: torch.Tensor) -> None:
+        """``drafts`` [tokens], on the device, may be said next."""
+        if self._penalties is not None:
+            self._penalties.foresee(drafts)
+
+    def change(self, scores: torch.Tensor, ahead: int = 0) -> None:
+        """Penalties, bias and least length, in place: float32 [places, vocab]. The first is behind ``ahead`` of the foreseen tokens, each
+        other one behind one more."""
+        if self._penalties is not None:
+            self._penalties.change(scores, ahead)
         if self._biased is not None and self._bias is not None:
-            scores[self._biased] += self._bias
-        if self._held_back and self.matcher is None:
-            scores[self._stops] = -torch.inf
+            scores[:, self._biased] += self._bias
+        held = max(0, self._held_back - ahead)
+        if held and self.matcher is None:
+            scores[:held, self._stops] = -torch.inf
 
-    def add(self, token: int, on_device: torch.Tensor) -> None:
-        """``token``, whose id is ``on_device`` [1], is said. RuntimeError where its grammar does not have it."""
-        self.said += 1
+    def add(self, tokens: Sequence[int], last: torch.Tensor) -> None:
+        """``tokens`` are said: foreseen ones and the one whose id is ``last`` [1], on the device. RuntimeError where its grammar does not
+        have them."""
+        self.said += len(tokens)
+        for _ in range(min(len(tokens), len(self._chances))):
+            self._chances.popleft()
         if self.matcher is not None:
-            self.matcher.accept(token)
-        if self._history is not None:
-            if self._count == len(self._history):
-                self._history = torch.cat([self._history, torch.zeros_like(self._history), on_device])
-            self._history[self._count] = on_device[0]
-            self._count += 1
+            for token in tokens:
+                self.matcher.accept(token)
+        if self._penalties is not None:
+            self._penalties.said(len(tokens) - 1, last)
 
 
 def floats(put: Put, numbers: Sequence[float]) -> torch.Tensor:

@@ -146,23 +146,26 @@ class ServingLoop:
         """Of each sequence, whose ``wanted`` rows of ``logits`` are: the tokens that it chooses, one behind each of its drafts that it
         would have chosen; None where its logits are no numbers. And those that are over. ``told`` gets what is said of each token.
 
-        Every token is chosen as without drafts, from the same logits and by the same draws, so that the reply is the same.
+        All that is known of a reply is chosen at once; one with a grammar goes on behind each draft that it kept.
         """
         chosen: dict[int, list[int | None]] = {number: [] for number in wanted}
         over: list[int] = []
         going = list(wanted)
         read = self._sampler.read(logits) if going else None
         while going and read is not None:
-            rows = [wanted[number][len(chosen[number])] for number in going]
-            picked = self._sampler.pick(read, rows, [self._replies[number].choice for number in going])
+            rows = [wanted[number][len(chosen[number]) :] for number in going]
+            left = [drafts.get(number, ())[len(chosen[number]) :] for number in going]
+            runs = self._sampler.pick(read, rows, [self._replies[number].choice for number in going], left)
             agreed = []
-            for number, pick in zip(going, picked, strict=True):
-                place = len(chosen[number])
-                chosen[number].append(pick.token)
-                if self._say(number, pick, told):
-                    over.append(number)
-                elif place + 1 < len(wanted[number]) and pick.token == drafts[number][place]:
-                    agreed.append(number)
+            for number, run, own, draft in zip(going, runs, rows, left, strict=True):
+                for pick in run:
+                    chosen[number].append(pick.token)
+                    if self._say(number, pick, told):
+                        over.append(number)
+                        break
+                else:
+                    if len(run) < len(own) and run[-1].token == draft[len(run) - 1]:
+                        agreed.append(number)
             going = agreed
         return chosen, over
 

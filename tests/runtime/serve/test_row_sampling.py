@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -34,10 +37,10 @@ class Given(RowChoice):
 
     def __init__(self, sampling: Sampling, chance: float):
         super().__init__(sampling, Told(), [1], 0, PUT)
-        self.chance = chance
+        self.given = chance
 
-    def draw(self) -> float:
-        return self.chance
+    def chance(self, ahead: int) -> float:
+        return self.given
 
 
 def test_every_row_draws_from_the_distribution_that_transformers_warps() -> None:
@@ -107,3 +110,62 @@ def test_a_row_draws_the_same_in_any_company() -> None:
         return [SAMPLER.choose(step[list(rows)], choices)[0].token for step in logits]
 
     assert said([0], [hot]) == said([0, 1], [hot, Sampling()]) == said([0, 1, 2], [hot, other, hot])
+
+
+def test_all_places_of_a_chain_say_what_they_say_one_after_the_other() -> None:
+    """Drawn, penalised, biased and held back, with unequal chains, some kept whole and some not at all."""
+    torch.manual_seed(3)
+    draw = random.Random(3)
+    keys = [
+        Sampling(),
+        Sampling(1.2, top_k=9),
+        Sampling(0.8, top_p=0.7, repetition_penalty=1.5),
+        Sampling(1.0, frequency_penalty=0.8, presence_penalty=0.4),
+        Sampling(repetition_penalty=1.3, no_repeat_ngram=2),
+    ]
+    told = [Told(), Told(logprobs=2), Told(bias={3: 1.5}), Told(frozenset({1, 2}), min_tokens=30), Told(logprobs=1)]
+    at_once, in_turn = ([RowChoice(s, t, [4, 5], 7 + k, PUT) for k, (s, t) in enumerate(zip(keys, told, strict=True))] for _ in range(2))
+    kept = 0
+    for _ in range(40):
+        each = [torch.randn(1 + draw.randrange(5), 12) * 2 for _ in keys]
+        drafts, want = [], []
+        for choice, logits in zip(in_turn, each, strict=True):
+            said, draft = SAMPLER.choose(logits[:1], [choice]), list[int]()
+            for row in logits[1:]:
+                right = draw.random() < 0.7
+                draft.append(((said[-1].token or 0) + (not right)) % 12)
+                if not right:
+                    break
+                said += SAMPLER.choose(row[None], [choice])
+            drafts.append([*draft, *(draw.randrange(12) for _ in range(len(logits) - 1 - len(draft)))])
+            want.append(said)
+        ends = list(accumulate((len(logits) for logits in each), initial=0))
+        rows = [range(first, end) for first, end in pairwise(ends)]
+        got = SAMPLER.pick(SAMPLER.read(torch.cat(each)), rows, at_once, drafts)
+        assert [[pick.token for pick in run] for run in got] == [[pick.token for pick in run] for run in want]
+        assert [[pick.logprobs is None for pick in run] for run in got] == [[pick.logprobs is None for pick in run] for run in want]
+        kept += sum(len(run) - 1 for run in got)
+    assert kept > 80
+
+
+def test_drawn_rows_of_a_server_have_the_distribution_of_the_model() -> None:
+    """100,000 draws: each reply to two drafts, which are kept or not, as often as its probability says."""
+    rows, sampling = 2000, Sampling(0.9, top_k=6)
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 1.5
+    best = torch.topk(logits / 0.9, 6)
+    first, second, last = torch.zeros(3, 8).scatter(1, best.indices, torch.softmax(best.values, -1)).double().tolist()
+    drafts = [int(logits[0].argmax()), int(logits[1].topk(2).indices[1])]
+    kept, both = first[drafts[0]], first[drafts[0]] * second[drafts[1]]
+    expected = {(t,): p for t, p in enumerate(first) if t != drafts[0]}
+    expected |= {(drafts[0], t): kept * p for t, p in enumerate(second) if t != drafts[1]}
+    expected |= {(*drafts, t): both * p for t, p in enumerate(last)}
+    expected = {reply: p for reply, p in expected.items() if p}
+    choices = [RowChoice(sampling, Told(), [1], seed, PUT) for seed in range(rows)]
+    places = [range(3 * row, 3 * row + 3) for row in range(rows)]
+    counts, read = Counter[tuple[int | None, ...]](), SAMPLER.read(logits.repeat(rows, 1))
+    while sum(len(reply) * count for reply, count in counts.items()) < 100_000:
+        counts.update(tuple(pick.token for pick in run) for run in SAMPLER.pick(read, places, choices, [drafts] * rows))
+    total, freedom = counts.total(), len(expected) - 1
+    assert set(counts) == set(expected)
+    chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
+    assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable

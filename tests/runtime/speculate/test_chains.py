@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from transformers import AutoModelForCausalLM
+from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
@@ -162,5 +165,69 @@ def test_drawn_tokens_have_the_distribution_of_the_model() -> None:
         counts.update(map(tuple, choice.keep(logits.repeat(rows, 1), range(rows), [drafts] * rows)))
     total, freedom = counts.total(), len(expected) - 1
     assert set(counts) == set(expected)
+    chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
+    assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"repetition_penalty": 1.6},
+        {"frequency_penalty": 0.9, "presence_penalty": 1.1},
+        {"repetition_penalty": 1.2, "no_repeat_ngram": 2, "presence_penalty": 0.5},
+    ],
+)
+def test_penalties_look_back_at_drafts_as_at_what_was_said(temperature: float, keys: dict[str, Any]) -> None:
+    """All places at once say what one after the other says: in batches of unequal chains, some kept whole and some not at all."""
+    draw, random_logits = random.Random(4), torch.Generator().manual_seed(4)
+    sampling = Sampling(temperature=temperature, seed=3, **keys)
+    prompts = [[1, 2, 1], [5], [6, 6]]
+    at_once, in_turn = (Sampler(sampling, CPU).begin(prompts) for _ in range(2))
+    kept = 0
+    for _ in range(60):
+        counts = [draw.randrange(5) for _ in prompts]
+        rows = [torch.randn(count + 1, 9, generator=random_logits) * 2 for count in counts]
+        drafts, want = [], []
+        for k, own in enumerate(rows):
+            said = [int(in_turn(own[:1], [k]))]
+            draft = []
+            for row in own[1:]:
+                right = draw.random() < 0.7
+                draft.append(said[-1] if right else (said[-1] + 1) % 9)
+                if not right:
+                    break
+                said.append(int(in_turn(row[None], [k])))
+            draft += [draw.randrange(9) for _ in range(len(own) - 1 - len(draft))]
+            drafts.append(draft)
+            want.append(said)
+        assert at_once.keep(torch.cat(rows), range(3), drafts) == want
+        kept += sum(len(said) - 1 for said in want)
+    assert kept > 60
+
+
+def test_penalised_drawn_tokens_have_the_distribution_of_the_model() -> None:
+    """100,000 draws, each place penalised for the drafts before it."""
+    rows, keys = 1000, Sampling(temperature=0.9, repetition_penalty=1.4, presence_penalty=0.8, seed=7)
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 1.5
+    drafts = [int(logits[0].topk(2).indices[1]), int(logits[1].topk(2).indices[1])]
+
+    def chances(row: int, said: Sequence[int]) -> list[float]:
+        scores = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([[0, *said]]), logits[row : row + 1].clone())[0]
+        for token in set(said):
+            scores[token] -= 0.8
+        return torch.softmax(scores / keys.temperature, -1).double().tolist()
+
+    first, second, last = chances(0, []), chances(1, drafts[:1]), chances(2, drafts)
+    kept, both = first[drafts[0]], first[drafts[0]] * second[drafts[1]]
+    expected = {(t,): p for t, p in enumerate(first) if t != drafts[0]}
+    expected |= {(drafts[0], t): kept * p for t, p in enumerate(second) if t != drafts[1]}
+    expected |= {(*drafts, t): both * p for t, p in enumerate(last)}
+    counts = Counter[tuple[int, ...]]()
+    for number in range(90):
+        choice = Sampler(replace(keys, seed=number), CPU).begin([[0]] * rows)
+        counts.update(map(tuple, choice.keep(logits.repeat(rows, 1), range(rows), [drafts] * rows)))
+    total, freedom = counts.total(), len(expected) - 1
+    assert sum(len(reply) * count for reply, count in counts.items()) > 100_000
     chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
     assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
