@@ -19,8 +19,10 @@ from penstock.planner.explain.neighbours import Neighbour, candidates, neighbour
 from penstock.planner.explain.one_more import OneMore, one_more
 from penstock.planner.explain.purchases import Purchase, best_purchase, offers, purchases
 from penstock.planner.explain.resources import resources
+from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.planning import plan_of
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
+from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.simple_choice import Choice, Gain, choose
 from penstock.planner.solver.terms.problem import Question
 
@@ -72,23 +74,30 @@ def question_of(plan: Plan) -> Question:
     """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted."""
     experts = plan.decisions.experts
     force = Force(expert_policy=experts.policy if experts else None)
-    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, share=plan.ranks.share)
+    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, plan.ranks.layers, plan.ranks.share)
 
 
 def explain(
     question: Question, given: Plan | None, share: float, advance: Callable[[int, int], None] = lambda done, total: None
 ) -> Explanation:
     """Explain ``given``, or the program's own plan where it is None. ``share`` is the step of each resource. Of a plan of several ranks the
-    first one's is explained, since the others decide alike, and resources are those of the whole machine.
+    first one's is explained, since the others decide alike, and resources are those of the whole machine. Of unlike cards layers are dealt
+    anew for each resource and purchase; what else the first one could have decided is compared on its own.
 
     Costs two solves a resource, one a purchase, two a decision and two for one user more: about a second for a dense model. A decision of
     a simple plan costs three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps.
     Raises
     ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
-    choice = choose(question)
-    own, base = plan_of(question, choice), optimum(question)
-    assert base is not None
+    if question.is_unlike:
+        own = answer_dealt(question).of_rank(0)
+        choice = Choice(own.decisions)
+    else:
+        choice = choose(question)
+        own = plan_of(question, choice)
+    base = fastest(question)
+    first = optimum(question) if question.is_unlike else base
+    assert base is not None and first is not None
     broken = () if given is None else tuple(rule.message for rule in broken_in(given))
     plan = own if given is None or broken else given.of_rank(0)
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
@@ -103,7 +112,7 @@ def explain(
 
     found, bought = margins(question, base, share, step), purchases(question, offered, base, step)
     simple = choice.left is not None and plan.decisions == own.decisions
-    found_by = (_taken(plan), partial(_simple, plan)) if simple else (base, optimum)
+    found_by = (_taken(plan), partial(_simple, plan)) if simple else (first, optimum)
     beside = neighbours(question, found_by[0], asked, found_by[1], step)
     bound = constraints(plan, found)
     return Explanation(question, plan, broken, own, choice.left, base, bound, found, bought, beside, one_more(question, plan, step))

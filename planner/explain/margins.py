@@ -10,7 +10,8 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.prices.sizes import unit_dram_bytes
 from penstock.planner.explain.resources import Resource, resources
-from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.layer_counts import fastest
+from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
 
 NOTICEABLE = 5e-4
@@ -75,7 +76,7 @@ def margins(question: Question, base: Optimum, share: float, advance: Callable[[
         ends: list[Optimum | None] = []
         for changed in (amount + step, amount - step):
             hardware = resource.with_amount(question.hardware, changed) if changed > 0 else None
-            ends.append(optimum(question.on(hardware)) if hardware else None)
+            ends.append(fastest(question.on(hardware)) if hardware else None)
             advance()
         found.append(Margin(resource, amount, step, base, *ends))
     return tuple(found)

@@ -10,7 +10,8 @@ from penstock.planner.common.measures import show_bytes, show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import kv_page_bytes, pool_pages
 from penstock.planner.contract.serving.pass_prices import PassPrices
-from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.layer_counts import fastest
+from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
 
 
@@ -63,6 +64,6 @@ def one_more(question: Question, plan: Plan, advance: Callable[[], None] = lambd
 def _fastest(question: Question, rows: int) -> Optimum | None:
     work = question.workload
     try:
-        return optimum(replace(question, workload=replace(work, batch=rows, requests=max(rows, work.requests))))
+        return fastest(replace(question, workload=replace(work, batch=rows, requests=max(rows, work.requests))))
     except UserError:  # a forced decision that so many rows do not allow
         return None

@@ -27,7 +27,8 @@ from penstock.planner.contract.prices.beside import host_rows_timed, no_split
 from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS
-from penstock.planner.solver.program import Optimum, optimum
+from penstock.planner.solver.layer_counts import fastest
+from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
 
 TEN_GBIT = Network(1.25, 1e-4)
@@ -109,7 +110,9 @@ def _one_more_card(question: Question) -> Iterator[Offer]:
         check_ranks(host, question.model, question.workload, count, question.share)
         before, after = (host.links_gbps(n) * host.links.share(n, host.links_gbps(n)) for n in (count - 1, count))
         links = f"{count} in all, links of {before:.3g} to {after:.3g} GB/s together, ranks={count}"
-        yield Offer("cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count), hardware.cards < count)
+        yield Offer(
+            "cards", f"one more {gpu.name} ({links})", replace(question, hardware=host, ranks=count, layers=()), hardware.cards < count
+        )
 
 
 def _one_more_host(question: Question) -> Iterator[Offer]:
@@ -121,7 +124,9 @@ def _one_more_host(question: Question) -> Iterator[Offer]:
         check_ranks(more, question.model, question.workload, count, question.share)
         known = "" if hardware.network else "assumed "
         way = f"a network of {known}{network.gbps:.3g} GB/s and {show_seconds(network.hop_s)} a hop"
-        yield Offer("hosts", f"one more host ({hosts} in all, {way}, ranks={count})", replace(question, hardware=more, ranks=count))
+        yield Offer(
+            "hosts", f"one more host ({hosts} in all, {way}, ranks={count})", replace(question, hardware=more, ranks=count, layers=())
+        )
 
 
 def _for_the_cpu(question: Question) -> Iterator[Offer]:
@@ -169,7 +174,7 @@ def _fits(question: Question, batch: int) -> bool:
 
 def _fastest(question: Question) -> Optimum | None:
     try:
-        return optimum(question)
+        return fastest(question)
     except UserError:  # a forced decision that the larger machine, or the batch, does not allow
         return None
 

@@ -103,15 +103,31 @@ def _faster(curve: Curve, factor: float) -> Curve:
     return Curve(tuple((size, rate * factor) for size, rate in curve.points))
 
 
+def _of_cards(
+    of: Callable[[HardwareProfile], float], with_amount: Callable[[HardwareProfile, float], HardwareProfile]
+) -> tuple[Callable[[HardwareProfile], float], Callable[[HardwareProfile, float], HardwareProfile]]:
+    """A figure of the first card, with which those of unlike ones change in proportion."""
+
+    def with_all(hardware: HardwareProfile, amount: float) -> HardwareProfile:
+        factor, others = amount / of(hardware), []
+        for card in hardware.others:
+            alone = replace(hardware, vram_bytes=card.vram_bytes, gpu=card.gpu, others=())
+            changed = with_amount(alone, of(alone) * factor)
+            others.append(replace(card, vram_bytes=changed.vram_bytes, gpu=_gpu(changed)))
+        return replace(with_amount(hardware, amount), others=tuple(others))
+
+    return of, with_all
+
+
 ALL = (
-    Resource("vram", "VRAM", "GB", *_capacity("vram")),
+    Resource("vram", "VRAM", "GB", *_of_cards(*_capacity("vram"))),
     Resource("dram", "DRAM", "GB", *_capacity("dram")),
     Resource("bus", "DRAM bus", "GB/s", lambda h: h.dram_bus_gbps, _with_bus),
     Resource("ssd", "SSD read", "GB/s", _ssd_gbps, _with_ssd),
-    Resource("pcie", "PCIe", "GB/s", lambda h: _gpu(h).h2d.peak, _with_pcie),
+    Resource("pcie", "PCIe", "GB/s", *_of_cards(lambda h: _gpu(h).h2d.peak, _with_pcie)),
     Resource("host", "CPU products", "GB/s", _host_gbps, _with_host),
-    Resource("weights", "weight reads", "GB/s", lambda h: h.weight_gbps, _with_weight_rate),
-    Resource("matrices", "matrices", "TFLOP/s", lambda h: h.dense_tflops, _with_matrix_rate),
+    Resource("weights", "weight reads", "GB/s", *_of_cards(lambda h: h.weight_gbps, _with_weight_rate)),
+    Resource("matrices", "matrices", "TFLOP/s", *_of_cards(lambda h: h.dense_tflops, _with_matrix_rate)),
 )
 """Capacities and links first, then what computes: its memory's rate, by which decode goes, and its matrix rate."""
 AMOUNTS = {resource.key: resource for resource in ALL}

@@ -19,13 +19,14 @@ def with_counts(question: Question) -> Question:
     """``question`` with the layers of each rank, where its cards are unlike: the best found, and as it is where nothing fits.
 
     The first guess ends all links together. Then layers are moved between kinds of cards while the seconds of the slowest rank fall. Cards
-    of a kind have as many layers, but for one. Costs a solve a kind of rank for each try: some 20 tries of two kinds.
+    of a kind have as many layers, but for one. What has layers already is the first guess, and single ones are moved. Costs a solve a kind
+    of rank for each try: some 20 tries of two kinds.
     """
-    if question.ranks == 1 or not question.hardware.others:
+    if not question.is_unlike:
         return question
-    best = replace(question, layers=_ending_together(question))
+    best = question if question.layers else replace(question, layers=_ending_together(question))
     best_s = _seconds(best)
-    for layers in MOVES:
+    for layers in MOVES[-1:] if question.layers else MOVES:
         moving = True
         while moving:
             moving = False
@@ -39,10 +40,15 @@ def with_counts(question: Question) -> Question:
 
 def slowest(question: Question) -> Optimum | None:
     """What the fastest plan takes, of the rank that takes longest; None where any has none. One solve where cards are alike."""
-    if question.ranks == 1 or not question.hardware.others:
+    if not question.is_unlike:
         return optimum(question)
     found = [optimum(question.of_rank(rank)) for rank in range(question.ranks)]
     return None if None in found else max((one for one in found if one is not None), key=lambda one: one.total_s)
+
+
+def fastest(question: Question) -> Optimum | None:
+    """:func:`slowest`, of the numbers of layers that are best."""
+    return slowest(with_counts(question))
 
 
 def _seconds(question: Question) -> float:

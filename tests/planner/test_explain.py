@@ -81,7 +81,7 @@ def solved_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (explanation_module, margins_module, purchases_module, one_more_module):
-            patch.setattr(module, "optimum", remembered)
+            patch.setattr(module, "fastest", remembered)
         yield
 
 

@@ -23,6 +23,7 @@ from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.explanation import explain, question_of
 from penstock.planner.solver.layer_counts import slowest, with_counts
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
@@ -128,6 +129,21 @@ def test_another_rank_decides_where_the_first_ones_passes_leave_it_no_plan() -> 
     plan = answer_dealt(Question(hardware, model(layers=24), work(prompt_tokens=8192), ranks=2, layers=(20, 4)))
     assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in plan.each_rank)
     assert len({one.prefill_chunk_tokens for one in plan.ranks.decided(plan.decisions)}) == 1
+
+
+def test_what_unlike_cards_wait_for_is_explained_with_layers_dealt_anew() -> None:
+    hardware, whole, asked = CASES["links of 2 to 1"]
+    chosen = with_counts(Question(hardware, whole, asked, ranks=2))
+    plan = answer_dealt(chosen)
+    assert question_of(plan).layers == chosen.layers == (16, 8)
+    told = explain(question_of(plan), plan, 0.1)
+    assert not told.was_changed and told.base.decode_s == pytest.approx(plan.prediction.decode_s_per_token, rel=0.006)
+    gains = {margin.resource.key: margin.gain for margin in told.margins}
+    assert gains["pcie"] == pytest.approx(1 - 1 / 1.1, rel=0.05), "both links in proportion"
+    assert gains["vram"] > 0 and gains["ssd"] == pytest.approx(0, abs=1e-3)
+    bought = {purchase.offer.key: purchase for purchase in told.purchases}
+    assert bought["cards"].offer.question.ranks == 3 and "links of 82.5 to 138 GB/s together" in bought["cards"].offer.name
+    assert bought["cards"].gain > 0.3
 
 
 def test_a_desktop_with_two_unlike_cards_is_planned_and_simulated(tmp_path: Path) -> None:

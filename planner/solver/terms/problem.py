@@ -49,6 +49,11 @@ class Question:
         """Which rank has which layers. ValueError where there are more ranks than layers."""
         return Dealing(self.layers, self.share) if self.layers else Dealing.even(self.ranks, self.model.layers, self.share)
 
+    @property
+    def is_unlike(self) -> bool:
+        """Whether it is of several ranks whose cards are unlike."""
+        return self.ranks > 1 and bool(self.hardware.others)
+
     def of_rank(self, rank: int) -> Question:
         """What is asked of one rank; the same where there is one."""
         if self.ranks == 1:
