@@ -4,6 +4,7 @@
     python bench/train_python.py out=/dev/shm/penstock/python
     python bench/drafters.py work=/dev/shm/penstock out=drafters.json cases=real models=/dev/shm/penstock/python
 
+`experts`: routed experts, `tiny-mixtral` or with `model=mixtral` that geometry drawn at random, by lookup: as `auto` decides and as asked.
 `small`: `tiny-llama` drafts for `tiny-mixtral`, which has the same tokens; one process, pairs of replies with and without drafts in turns.
 `real`: the models of `bench/train_python.py` on files that they were not trained on. Each drafter is held against plain streaming with the
 same VRAM: what a run takes beside weights, and 30 % of these, for the copy in 4 bits 50 %. `continuation` has the head of a file as its
@@ -32,7 +33,7 @@ from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
 
-CASES = ("small", "real")
+CASES = ("small", "experts", "real")
 PAIRS = 7
 PROMPT, NEW = 512, 192
 SMALL_NEW = 64
@@ -119,6 +120,18 @@ class Drafters(Hybrid):
             plan = self.solve(f"tiny-{asked}", checkpoint, *keys, vram=WHOLE, prompt=64, new=SMALL_NEW)
             made = self.worker(measure_replies, plan, checkpoint, prompts, True)
             yield self.over(made, plan, f"drafts by {plan.decisions.speculation.drafter}", f"small, speculate={asked}", target)
+
+    def experts(self) -> Iterator[Row]:
+        drawn = "model" in self.given
+        checkpoint = self.checkpoint() if drawn else self.models / "tiny-mixtral"
+        vocab = int(json.loads((checkpoint / "config.json").read_text())["vocab_size"])
+        draw = random.Random(0)
+        prompts = [[draw.randrange(vocab) for _ in range(64)] for _ in range(PAIRS)]
+        for asked, target in (("auto", ">= 0.98"), ("lookup", "")):
+            vram = self.vram if drawn else WHOLE
+            plan = self.solve(f"experts-{asked}", checkpoint, f"speculate={asked}", vram=vram, prompt=64, new=SMALL_NEW)
+            made = self.worker(measure_replies, plan, checkpoint, prompts, True)
+            yield self.over(made, plan, f"drafts by {plan.decisions.speculation.drafter}", f"experts, speculate={asked}", target)
 
     def over(self, made: dict[str, Replies], plan: Plan, what: str, case: str, target: str) -> Row:
         """Drafted over plain, pair by pair."""

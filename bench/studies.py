@@ -261,6 +261,10 @@ STUDIES: Mapping[str, Study] = {
         "Passes that verify drafts beside one without, and tokens a second where each draft is kept with a probability that is played. The "
         "limit of the latter is E(a, k) over the seconds of a pass with the best k; or what that k makes of the same draws, without luck.",
         rows_table, rows_checks, "speculation.py"),
+    "drafters": Study(
+        "Drafters on trained models",
+        "Tokens a second of replies with drafts over those without, pair by pair in one process, or over streaming alone.",
+        rows_table, rows_checks, "drafters.py"),
     "llama_rate": Study(
         "The CPU's products beside llama.cpp's",
         "Stored bytes a second. Our product's limit is llama.cpp's decode at its best thread count, or a plain read where that is lower.",
