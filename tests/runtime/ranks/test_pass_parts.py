@@ -43,6 +43,8 @@ def test_the_parts_of_a_pass_are_its_rows_in_their_order(rows: list[tuple[int, i
 
 
 ONE = (range(5, 45),)
+ROUNDED = 2**-6
+"""What a rounding of BF16 changes: products of another number of rows sum in another order on some CPUs, and random weights' tokens tie."""
 SOME = (range(7, 47), (9, 8, 7), range(100, 111), range(7, 47))
 
 
@@ -79,6 +81,10 @@ def test_a_unit_that_streams_serves_all_parts_before_it_is_left(checkpoint: Path
 
 def test_parts_of_unequal_prompts_are_those_prompts(checkpoint: Path) -> None:
     want, got, alone = (run(checkpoint, 1 << 20, tokens, SOME)[0] for tokens in (0, 7, 1))
-    assert got.tokens == want.tokens
+    most, next_one = want.logits[0].topk(2).values.unbind(-1)
+    clear = (most - next_one > 2 * ROUNDED).tolist()
+    assert any(clear), "else no token would be compared"
     for made in (got, alone):
-        torch.testing.assert_close(made.logits[0], want.logits[0], atol=2**-6, rtol=0, msg="a rounding of BF16")
+        torch.testing.assert_close(made.logits[0], want.logits[0], atol=ROUNDED, rtol=0, msg="a rounding of BF16")
+        firsts = [(own[0], others[0]) for own, others in zip(made.tokens, want.tokens, strict=True)]
+        assert all(own == other for (own, other), sure in zip(firsts, clear, strict=True) if sure)
