@@ -24,9 +24,9 @@ from penstock.planner.contract.decided.decisions import (
 )
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.prices.beside import most_host_rows
-from penstock.planner.contract.prices.foresight import DecodeStep
 from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
+from penstock.planner.solver.terms.foresight import DecodeStep
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.menu import MENUS
 

@@ -15,7 +15,7 @@ from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import no_split
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.foresight import DecodeStep
+from penstock.planner.solver.terms.foresight import DecodeStep
 
 
 def expert_notes(plan: Plan, curve: str | None) -> Iterator[str]:

@@ -110,8 +110,22 @@ def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count,
     acted = RanksSimulation(plan, Options()).run()
     steps = acted[0].record.step_ns
     assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=off)
+    assert fmean(acted[0].record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.03)
     misses = [one.experts["vram"].misses for one in acted]
     assert len(set(misses)) > 1, "each rank's routers choose for themselves"
+
+
+def test_a_prompt_waits_for_experts_whose_slots_are_full_while_launches_take_long() -> None:
+    hardware = host(vram=4 * GB, dram=256 * GB, **CARDS)
+    slow = replace(hardware, layer_launch_s=1.5e-3)
+    whole = model(layers=16, attn=84 * MB, ffn=64 * 25 * MB, experts=64)
+    took = []
+    for machine in (hardware, slow):
+        plan = answer_dealt(Question(machine, whole, work(new_tokens=8), ranks=4))
+        acted = RanksSimulation(plan, Options()).run()
+        took.append(fmean(acted[0].record.prefill_ns) / 1e9)
+        assert took[-1] == pytest.approx(plan.prediction.ttft_s, rel=0.03)
+    assert took[1] > 1.2 * took[0]
 
 
 @pytest.mark.parametrize(("count", "top_k"), [(8, 2), (32, 4)])

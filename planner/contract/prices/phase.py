@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.launches import coded_issue_s, issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
@@ -63,6 +64,8 @@ class Phase:
     """Launching kernel after kernel, where no step is recorded: what it takes beyond a recorded one."""
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
+    late: LateExperts = LateExperts()
+    """What each pass waits for routed experts; a decode step has a law of its own, ``penstock.planner.contract.prices.routed``."""
     head: Price = NOTHING
     """Waiting in all passes for one block of the LM head that streams, when all layers are computed."""
 
@@ -81,13 +84,14 @@ class Phase:
         coded = {kind: price * count for kind, price in self.coded.items()}
         rest, lookups, launches, head = (price * count for price in (self.rest, self.lookups, self.launches, self.head))
         moved = (self.kv_read * count, self.kv_back * count, self.kv_written * count)
-        return Phase(self.passes * count, self.rows, *moved, rest, lookups, launches, coded, head)
+        return Phase(self.passes * count, self.rows, *moved, rest, lookups, launches, coded, self.late, head)
 
     def in_units_of(self, seconds: float) -> Phase:
         """The same with so many seconds as the unit of time."""
         coded = {kind: price * (1 / seconds) for kind, price in self.coded.items()}
         rest, lookups, launches, head = (price * (1 / seconds) for price in (self.rest, self.lookups, self.launches, self.head))
-        return replace(self, rest=rest, lookups=lookups, launches=launches, coded=coded, head=head)
+        late = self.late.in_units_of(seconds)
+        return replace(self, rest=rest, lookups=lookups, launches=launches, coded=coded, late=late, head=head)
 
 
 def decode_phase(
@@ -111,7 +115,7 @@ def decode_phase(
     issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))
     launches = Price({computing_of(hardware): max(0.0, launched_s - compute_s)}, issued=issued_s)
     head = _head(hardware, model, head_blocks)
-    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded, head)
+    return Phase(1, batch, kv_fill(workload), 1 / workload.max_tokens, 0.0, rest, lookups, launches, coded, head=head)
 
 
 def prefill_phase(
@@ -144,11 +148,13 @@ def prefill_phase(
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start)))
+    late = _late(hardware, model, rows, passes, lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
     coded = _coded(hardware, model, forms, passes * parts, -(-rows // parts), in_turn=1 / parts)
     head = _head(hardware, model, head_blocks) * passes
-    return Phase(passes, rows, earlier_kv(workload, passes, start), filled, filled, rest, lookups, coded=coded, head=head)
+    kv_read = earlier_kv(workload, passes, start)
+    return Phase(passes, rows, kv_read, filled, filled, rest, lookups, coded=coded, late=late, head=head)
 
 
 def mixed_phase(
@@ -163,10 +169,11 @@ def mixed_phase(
     compute_s = chained_s(hardware, model, passed, lambda machine, own: mixed_compute_s(machine, own.decoded(forms.decoded), mixed))
     rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
     rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
+    late = _late(hardware, model, many, 1, lambda machine: mixed_compute_s(machine, computed_by, mixed))
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)
     read, written = (earlier + mixed.before) / pool_tokens, many / pool_tokens
     head = _head(hardware, model, head_blocks)
-    return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded, head=head)
+    return Phase(1, many, read, written, mixed.tokens / pool_tokens, rest, lookups, coded=coded, late=late, head=head)
 
 
 def _served_phase(
@@ -211,6 +218,13 @@ def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes:
 def _issued_s(hardware: HardwareProfile, model: ModelSpec, seconds: float) -> float:
     """:attr:`Price.issued`. What experts wait for has a law of its own, ``penstock.planner.contract.prices.routed``."""
     return seconds if hardware.gpu and model.experts is None else 0.0
+
+
+def _late(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int, own_s: Callable[[HardwareProfile], float]) -> LateExperts:
+    """``own_s``: compute seconds of this rank's layers in all passes on a machine."""
+    if model.experts is None:
+        return LateExperts()
+    return LateExperts.of(hardware, model, rows, passes, own_s(hardware) - own_s(replace(hardware, layer_launch_s=0.0)))
 
 
 def _head(hardware: HardwareProfile, model: ModelSpec, head_blocks: int) -> Price:

@@ -16,6 +16,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.beside import Beside, Missed
+from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
@@ -103,9 +104,10 @@ class Moved:
             recorded=is_recorded(hardware, placement, kv),
         )
 
-    def each_pass(self, units: Price, missed: Misses) -> Price:
+    def each_pass(self, units: Price, missed: Misses, late: LateExperts) -> Price:
         """Of a pass over ``units`` that misses so many experts."""
-        return units + self.expert_read * missed.dram + self.expert_copied * missed.vram
+        moved = units + self.expert_read * missed.dram + self.expert_copied * missed.vram
+        return moved + late.waited(missed.vram, self.expert_copied.of(Resource.h2d))
 
     def each_step(self, missed: Misses) -> Price:
         """The same of a decode step."""
@@ -143,7 +145,9 @@ class Prefill:
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
         parts = d.prefill_part_tokens
         phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts)
-        return self._bill(phase, self.moved.each_pass(self.moved.units, self._missed(phase)), self.moved.kv, self.moved.streamed)
+        return self._bill(
+            phase, self.moved.each_pass(self.moved.units, self._missed(phase), phase.late), self.moved.kv, self.moved.streamed
+        )
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""

@@ -47,6 +47,16 @@ class Place(StrEnum):
     """The CPU, where DRAM holds it."""
 
 
+class Late(StrEnum):
+    """Layers that wait for experts."""
+
+    first = "first"
+    """A prompt's first, of each rank."""
+    every = "every"
+    full = "full"
+    """All, for slots as well: what was kept is computed before what came, and frees none."""
+
+
 def computing(place: Place) -> Resource:
     """What computes with a unit there."""
     return Resource.cpu if place is Place.host else Resource.card
@@ -68,18 +78,23 @@ class Price:
     """Seconds in which the interpreter launches kernels, part of the card's: what copies to the card are queued beside."""
     behind: Amount = 0
     """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
+    late: Mapping[Late, Amount] = field(default_factory=dict)
+    """Seconds for which the card waits in its layers for experts that are copied when their routers have spoken, less what it computes
+    meanwhile; nothing where that is less than 0."""
     meanwhile: float = 0.0
     """Seconds of the card's in which the host launches what comes behind missed experts, while the CPU computes these."""
 
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
-        return Price(seconds, nbytes, self.issued + other.issued, self.behind + other.behind, self.meanwhile + other.meanwhile)
+        issued, behind, late = self.issued + other.issued, self.behind + other.behind, _sum(self.late, other.late)
+        return Price(seconds, nbytes, issued, behind, late, self.meanwhile + other.meanwhile)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
         issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
-        return Price(seconds, nbytes, issued, behind, self.meanwhile * count if self.meanwhile else 0.0)
+        late = {layers: seconds * count for layers, seconds in self.late.items()}
+        return Price(seconds, nbytes, issued, behind, late, self.meanwhile * count if self.meanwhile else 0.0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -109,10 +124,11 @@ class Price:
         """
         yield from (self.of(resource) for resource in Resource)
         yield self.in_turn
-        if self.waits:
-            yield self.of(Resource.card) + self.behind
-        if Resource.card in self.seconds and Resource.cpu in self.seconds:
-            yield self.of(Resource.card) - self.meanwhile + self.of(Resource.cpu)
+        yield self.of(Resource.card) + self.behind if self.waits else 0.0
+        for layers in Late:
+            yield self.of(Resource.card) + self.behind + self.late[layers] if layers in self.late else 0.0
+        both = Resource.card in self.seconds and Resource.cpu in self.seconds
+        yield self.of(Resource.card) - self.meanwhile + self.of(Resource.cpu) if both else 0.0
 
     def lasts(self) -> float:
         """Seconds of the work, where its amounts are numbers: the longest of the least."""

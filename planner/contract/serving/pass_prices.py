@@ -82,6 +82,6 @@ class PassPrices:
         phase = mixed_phase(hardware, model, mixed, self.pool_tokens, made.weights.head_blocks, made.weights.forms)
         missed = misses(model, made.experts, phase.rows, hardware.gpu is not None)
         bill = phase.bill(
-            self._moved.each_pass(self._moved.units, missed), self._moved.kv, table_is_far(hardware, made), self._moved.streamed
+            self._moved.each_pass(self._moved.units, missed, phase.late), self._moved.kv, table_is_far(hardware, made), self._moved.streamed
         )
         return bill.lasts() + hardware.pass_s

@@ -11,6 +11,7 @@ from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExper
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.prices.beside import Missed
+from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
@@ -18,6 +19,8 @@ from penstock.planner.contract.prices.stages import expert_copy_s
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes
 from penstock.planner.solver.terms.problem import Problem
+
+NOT_LATE = LateExperts()
 
 
 class ExpertTerms:
@@ -89,14 +92,14 @@ class ExpertTerms:
         self._kept[tier], self.slots[tier] = kept, slots
         return every
 
-    def each_pass(self, tokens: int) -> Price:
-        """Ticks of reading, and of copying, the experts that a pass over ``tokens`` tokens misses."""
+    def each_pass(self, tokens: int, late: LateExperts = NOT_LATE) -> Price:
+        """Ticks of reading, of copying, and of waiting for the experts that a pass over ``tokens`` tokens misses."""
         if self.experts is None:
             return Price()
         read, copied = self._missed(tokens)
         passed_mb = (pulp.lpSum(read) + copied) * (self.experts.expert_bytes / MB)
         ticks = {Resource.ssd: self._program.dot(read, self._read_t), Resource.h2d: copied * self._copy_t}
-        return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s))
+        return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s)) + late.waited(copied, self._copy_t)
 
     def each_step(self) -> Price:
         """The same of a decode step, whose missed experts the CPU may share."""
@@ -110,13 +113,14 @@ class ExpertTerms:
         twice = passed(self._problem.hardware, total * (2 * self.experts.expert_bytes / self._tick_s))
         return Price(ticks) + twice + self._missed_price.bill * (1 / self._tick_s) * (copied - total)
 
-    def most(self, tokens: int) -> Price:
+    def most(self, tokens: int, late: LateExperts) -> Price:
         """The most that they can be."""
         if self.experts is None:
             return Price()
         most = len(self.experts.layers) * visit(self.experts, tokens).touched
         ticks = {Resource.ssd: most * max(self._read_t), Resource.h2d: most * self._copy_t}
-        return Price(ticks) + passed(self._problem.hardware, 2 * most * self.experts.expert_bytes / self._tick_s)
+        twice = passed(self._problem.hardware, 2 * most * self.experts.expert_bytes / self._tick_s)
+        return Price(ticks) + twice + late.waited(most, self._copy_t)
 
     def routed_t(self, compute_t: Amount, streamed_t: Amount) -> Iterator[Amount]:
         """Ticks of a decode step that its routers hold up: at least each of these."""

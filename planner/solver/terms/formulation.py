@@ -213,9 +213,9 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages == found)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             phase = choice.phase.in_units_of(self.tick_s)
-            bill = phase.bill(units + self.experts.each_pass(phase.rows), kv, far, streamed)
+            bill = phase.bill(units + self.experts.each_pass(phase.rows, phase.late), kv, far, streamed)
             all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}
-            most = phase.bill(most_units + self.experts.most(phase.rows), most_kv, 1, all_stream)
+            most = phase.bill(most_units + self.experts.most(phase.rows, phase.late), most_kv, 1, all_stream)
             self._lasts(passes_t, bill, bit, most)
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch, self.pass_choices[0].chunk_tokens)
         pass_t = p.hardware.pass_s * ticks
