@@ -11,12 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from penstock.planner.contract.experts.expert_misses import ALL_ASKED
 from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight
 from penstock.planner.contract.experts.prefetch import NOTHING, Prefetch
-
-DENSE = 0.75
-"""A visit that uses at least this share of a layer's experts counts as one of all: experts that are not kept pass through, and all of the
-coming layer's are fetched."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,7 @@ class ExpertCache:
 
     def is_dense(self, touched: int) -> bool:
         """Whether a visit of ``touched`` experts counts as one of all."""
-        return touched >= DENSE * self._count
+        return touched >= ALL_ASKED * self._count
 
     def is_last(self, layer: int) -> bool:
         """Whether the MoE layer after ``layer`` is the next pass's first."""

@@ -12,6 +12,9 @@ from penstock.planner.contract.given.model import SECOND_TIER, Experts, ModelSpe
 
 DENSE = 0.9
 """Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
+ALL_ASKED = 0.75
+"""A visit that uses at least this share of a layer's experts counts as one of all: experts that are not kept pass through, and all of the
+coming layer's are fetched."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from penstock.planner.contract.experts.expert_cache import DENSE
-from penstock.planner.contract.experts.expert_misses import visit
+from penstock.planner.contract.experts.expert_misses import ALL_ASKED, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -63,7 +62,7 @@ class LateExperts:
             return cls()
         ranks, touched, slots = fetching_turns(model), visit(experts, rows).touched, fewest_slots(experts)
         waits, ahead, alone = 1 - experts.foreseen, 0.0, links.held_to if model.slices == 1 else 1.0
-        if touched >= DENSE * experts.count:
+        if touched >= ALL_ASKED * experts.count:
             together = links.share(BESIDE, BESIDE * gpu.h2d.peak / links.held_to) if ranks > 1 else 1.0
             waits, ahead = 1.0, (slots - 1) * (2 - 1 / together)
         unit, each_rows, layers = model.of_kind(UnitKind.expert)[0], rows * experts.top_k / touched, len(experts.layers)
