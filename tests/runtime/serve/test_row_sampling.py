@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from penstock.runtime.engine.step_inputs import CopiedInputs
 from penstock.runtime.serve.motor.row_choice import RowChoice, Told
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from tests.runtime.sessions import CPU
+from tests.runtime.speculate.two_drafts import DRAFTS, LOGITS, TEMPERATURE, TOP_K, hold_to_the_model
 
 PUT = CopiedInputs(CPU).put
 SAMPLER = RowSampler(PUT, drawn_rows=2, block_rows=3)
@@ -150,22 +150,7 @@ def test_all_places_of_a_chain_say_what_they_say_one_after_the_other() -> None:
 
 def test_drawn_rows_of_a_server_have_the_distribution_of_the_model() -> None:
     """100,000 draws: each reply to two drafts, which are kept or not, as often as its probability says."""
-    rows, sampling = 2000, Sampling(0.9, top_k=6)
-    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 1.5
-    best = torch.topk(logits / 0.9, 6)
-    first, second, last = torch.zeros(3, 8).scatter(1, best.indices, torch.softmax(best.values, -1)).double().tolist()
-    drafts = [int(logits[0].argmax()), int(logits[1].topk(2).indices[1])]
-    kept, both = first[drafts[0]], first[drafts[0]] * second[drafts[1]]
-    expected = {(t,): p for t, p in enumerate(first) if t != drafts[0]}
-    expected |= {(drafts[0], t): kept * p for t, p in enumerate(second) if t != drafts[1]}
-    expected |= {(*drafts, t): both * p for t, p in enumerate(last)}
-    expected = {reply: p for reply, p in expected.items() if p}
-    choices = [RowChoice(sampling, Told(), [1], seed, PUT) for seed in range(rows)]
-    places = [range(3 * row, 3 * row + 3) for row in range(rows)]
-    counts, read = Counter[tuple[int | None, ...]](), SAMPLER.read(logits.repeat(rows, 1))
-    while sum(len(reply) * count for reply, count in counts.items()) < 100_000:
-        counts.update(tuple(pick.token for pick in run) for run in SAMPLER.pick(read, places, choices, [drafts] * rows))
-    total, freedom = counts.total(), len(expected) - 1
-    assert set(counts) == set(expected)
-    chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
-    assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
+    rows = 2000
+    choices = [RowChoice(Sampling(TEMPERATURE, top_k=TOP_K), Told(), [1], seed, PUT) for seed in range(rows)]
+    places, read = [range(3 * row, 3 * row + 3) for row in range(rows)], SAMPLER.read(LOGITS.repeat(rows, 1))
+    hold_to_the_model(lambda: [tuple(pick.token for pick in run) for run in SAMPLER.pick(read, places, choices, [DRAFTS] * rows)])

@@ -24,6 +24,7 @@ from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.chains import Chains
 from penstock.runtime.speculate.drafter import Drafts, Proposer
 from penstock.runtime.speculate.lookup_drafter import LookupDrafter
+from tests.runtime.speculate.two_drafts import DRAFTS, LOGITS, TEMPERATURE, TOP_K, hold_to_the_model
 from tests.runtime.steppers import CPU, unstreamed
 from tests.support import save_tiny
 
@@ -150,23 +151,9 @@ def test_lookup_finds_what_followed_last_time() -> None:
 
 def test_drawn_tokens_have_the_distribution_of_the_model() -> None:
     """100,000 draws: each reply to two drafts, which are kept or not, as often as its probability says."""
-    rows, keys = 1000, Sampling(temperature=0.9, top_k=6, seed=7)
-    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1)) * 1.5
-    best = torch.topk(logits / keys.temperature, keys.top_k)
-    first, second, last = torch.zeros(3, 8).scatter(1, best.indices, torch.softmax(best.values, -1)).double().tolist()
-    drafts = [int(logits[0].argmax()), int(logits[1].topk(2).indices[1])]
-    kept, both = first[drafts[0]], first[drafts[0]] * second[drafts[1]]
-    expected = {(t,): p for t, p in enumerate(first) if t != drafts[0]}
-    expected |= {(drafts[0], t): kept * p for t, p in enumerate(second) if t != drafts[1]}
-    expected |= {(*drafts, t): both * p for t, p in enumerate(last)}
-    expected = {reply: p for reply, p in expected.items() if p}
-    choice, counts = Sampler(keys, CPU).begin([[0]] * rows), Counter[tuple[int, ...]]()
-    while sum(len(reply) * count for reply, count in counts.items()) < 100_000:
-        counts.update(map(tuple, choice.keep(logits.repeat(rows, 1), range(rows), [drafts] * rows)))
-    total, freedom = counts.total(), len(expected) - 1
-    assert set(counts) == set(expected)
-    chi = sum((counts[reply] - total * p) ** 2 / (total * p) for reply, p in expected.items())
-    assert chi < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of a chi-squared variable
+    rows = 1000
+    choice = Sampler(Sampling(temperature=TEMPERATURE, top_k=TOP_K, seed=7), CPU).begin([[0]] * rows)
+    hold_to_the_model(lambda: map(tuple, choice.keep(LOGITS.repeat(rows, 1), range(rows), [DRAFTS] * rows)))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.3])
