@@ -19,28 +19,50 @@ STRIPS_AT(fp8_portable, fp8_rows_of, LEVEL_PORTABLE)
 STRIPS_AT(fp8_row_portable, fp8_row_strip, LEVEL_PORTABLE)
 
 #ifdef HAS_X86
-struct fp8_row {
+/* A row; `left` columns have the scale that was given last. */
+struct fp8_place {
     const uint8_t *numbers;
     const float *scales;
     int64_t wide, left;
+};
+
+struct fp8_row {
+    struct fp8_place at;
     __m512 scale;
 };
 
+FOR_AVX2 ALONE struct fp8_place fp8_place_of(const struct matrix *m, int64_t o)
+{
+    const float *scales = (const float *)m->part[1] + o / m->group * ((m->columns + m->group - 1) / m->group);
+    return (struct fp8_place){(const uint8_t *)m->part[0] + o * m->columns, scales, m->group, 0};
+}
+
+FOR_AVX2 ALONE struct fp8_place fp8_row_place_of(const struct matrix *m, int64_t o)
+{
+    return (struct fp8_place){(const uint8_t *)m->part[0] + o * m->columns, (const float *)m->part[1] + (m->group ? o : 0), m->columns, 0};
+}
+
+/* Goes on to the next scale where one ends; `scale` gets 2 ** 8 of it. Returns 1 if it did. */
+FOR_AVX2 ALONE int next_fp8_scale(struct fp8_place *row, float *scale)
+{
+    const int ended = row->left <= 0;
+    if (ended) {
+        *scale = *row->scales++ * 256;
+        row->left = row->wide;
+    }
+    row->left -= TILE;
+    return ended;
+}
+
 FOR_AVX512 ALONE void open_fp8(struct fp8_row *row, const struct matrix *m, int64_t o)
 {
-    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
-    row->scales = (const float *)m->part[1] + o / m->group * ((m->columns + m->group - 1) / m->group);
-    row->wide = m->group;
-    row->left = 0;
+    row->at = fp8_place_of(m, o);
     row->scale = _mm512_setzero_ps();
 }
 
 FOR_AVX512 ALONE void open_fp8_row(struct fp8_row *row, const struct matrix *m, int64_t o)
 {
-    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
-    row->scales = (const float *)m->part[1] + (m->group ? o : 0);
-    row->wide = m->columns;
-    row->left = 0;
+    row->at = fp8_row_place_of(m, o);
     row->scale = _mm512_setzero_ps();
 }
 
@@ -56,15 +78,13 @@ FOR_AVX512 ALONE __m512 from_words(__m256i words, __m512 scale)
 
 FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
-    const uint8_t *numbers = row->numbers + column;
+    const uint8_t *numbers = row->at.numbers + column;
+    float scale;
     _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
     _mm_prefetch((const char *)(numbers + 1088), _MM_HINT_T0);
     for (int t = 0; t < tiles; t++) {
-        if (row->left <= 0) {
-            row->scale = _mm512_set1_ps(*row->scales++ * 256);
-            row->left = row->wide;
-        }
-        row->left -= TILE;
+        if (next_fp8_scale(&row->at, &scale))
+            row->scale = _mm512_set1_ps(scale);
         __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t)));
         __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t + 16)));
         w[t] = both_narrowed(from_words(high, row->scale), from_words(low, row->scale), native);
@@ -75,27 +95,19 @@ BLOCKS(fp8, fp8_row, open_fp8, block_fp8, fp8_rows_of)
 BLOCKS(fp8_row, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
 
 struct fp8_row_avx2 {
-    const uint8_t *numbers;
-    const float *scales;
-    int64_t wide, left;
+    struct fp8_place at;
     __m256 scale;
 };
 
 FOR_AVX2 ALONE void open_fp8_avx2(struct fp8_row_avx2 *row, const struct matrix *m, int64_t o)
 {
-    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
-    row->scales = (const float *)m->part[1] + o / m->group * ((m->columns + m->group - 1) / m->group);
-    row->wide = m->group;
-    row->left = 0;
+    row->at = fp8_place_of(m, o);
     row->scale = _mm256_setzero_ps();
 }
 
 FOR_AVX2 ALONE void open_fp8_row_avx2(struct fp8_row_avx2 *row, const struct matrix *m, int64_t o)
 {
-    row->numbers = (const uint8_t *)m->part[0] + o * m->columns;
-    row->scales = (const float *)m->part[1] + (m->group ? o : 0);
-    row->wide = m->columns;
-    row->left = 0;
+    row->at = fp8_row_place_of(m, o);
     row->scale = _mm256_setzero_ps();
 }
 
@@ -110,15 +122,13 @@ FOR_AVX2 ALONE void keep_none(__m128i numbers, __m256 *w)
 FOR_AVX2 ALONE void block_fp8_avx2(struct fp8_row_avx2 *row, int64_t column, __m256 *w)
 {
     const __m128i apart = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-    const uint8_t *numbers = row->numbers + column;
+    const uint8_t *numbers = row->at.numbers + column;
+    float scale;
     const __m256i size = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)numbers), _mm256_set1_epi8(127));
     const int none = _mm256_movemask_epi8(_mm256_cmpeq_epi8(size, _mm256_set1_epi8(127)));
     _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
-    if (row->left <= 0) {
-        row->scale = _mm256_set1_ps(*row->scales++ * 256);
-        row->left = row->wide;
-    }
-    row->left -= TILE_AVX2;
+    if (next_fp8_scale(&row->at, &scale))
+        row->scale = _mm256_set1_ps(scale);
     for (int t = 0; t < 2; t++) {
         const __m128i bytes = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(numbers + 16 * t)), apart);
         /* as F16 of 2 ** -8 of what they are: exponent and mantissa at their places, without the copy of the sign above them */

@@ -30,5 +30,11 @@ GGUF_STRIP(q6_k, TYPE_Q6_K, LARGE)
     {                                                                                                                                \
         row->blocks = (const uint8_t *)m->part[0] + o * (m->columns / block_columns) * nbytes;                                       \
     }
+#define GGUF_OPENS(target)                                                                                                           \
+    GGUF_OPEN(q4_0, target, BYTES_Q4_0, SMALL)                                                                                       \
+    GGUF_OPEN(q8_0, target, BYTES_Q8_0, SMALL)                                                                                       \
+    GGUF_OPEN(q4_k, target, BYTES_Q4_K, LARGE)                                                                                       \
+    GGUF_OPEN(q5_k, target, BYTES_Q5_K, LARGE)                                                                                       \
+    GGUF_OPEN(q6_k, target, BYTES_Q6_K, LARGE)
 
 #endif
