@@ -260,7 +260,9 @@ class Engine:
                 longest_step(self.stepper, *self.longest, use)
 
         routed, open_pieces = HandedExperts(decoder_layers(self.model)), partial(CardPieces, self.device)
-        return PieceSteps(self.stepper, open_pieces, routed, self.host.blocks, lambda: self._binder.stream, self._begin_pass, longest)
+        return PieceSteps(
+            self.stepper, open_pieces, routed, self.host.blocks, lambda: self._binder.stream, self._begin_pass, longest, copier.alias
+        )
 
     def _may_record(self) -> bool:
         options = self.host.options

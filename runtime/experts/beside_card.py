@@ -19,8 +19,8 @@ from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool, Ticket
-from penstock.runtime.experts.expert_products import clamps
-from penstock.runtime.experts.expert_views import PlacedTensors
+from penstock.runtime.experts.products.expert_products import clamps
+from penstock.runtime.experts.products.expert_views import PlacedTensors
 from penstock.runtime.formats.coding import Coding
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.memory.device import CopyDevice

@@ -18,8 +18,8 @@ from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
-from penstock.runtime.experts.expert_views import SlotViews
 from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment, cut, within
 from penstock.runtime.moving.device_layout import DeviceLayout

@@ -18,8 +18,9 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
 from penstock.runtime.experts.beside_card import Made
-from penstock.runtime.experts.expert_products import Parameters, clamps, product_of
 from penstock.runtime.experts.expert_stats import IssueTime
+from penstock.runtime.experts.products.expert_products import Parameters, clamps, product_of
+from penstock.runtime.experts.products.expert_table import ExpertTable
 from penstock.runtime.formats.kernels.on_card import clamped_gate
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
@@ -36,6 +37,8 @@ Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
 Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
+Recorded = Callable[[Sequence[Parameters]], torch.Tensor | None]
+"""All of a token's experts, in its router's order -> [1, hidden], weighted and summed by a recorded launch; None where it cannot."""
 
 
 class ExpertSource(Protocol):
@@ -97,8 +100,9 @@ class LayerExperts:
         """Compute with experts from ``source`` from now on."""
         self._source, self._ahead, self._watcher = source, ahead, watcher
 
-    def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives."""
+    def __call__(self, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor, recorded: Recorded | None = None) -> torch.Tensor:
+        """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]: what grouped_mm_experts_forward gives.
+        ``recorded`` computes for one token of just this ``hidden`` and these ``weights``, where its experts come together."""
         if self.sharing is not None:
             self.sharing.tell(hidden, index, weights)
         index = self._source.route(index, hidden)
@@ -111,7 +115,7 @@ class LayerExperts:
         chosen = index.cpu().numpy()
         begun_s = time.thread_time()
         routing = Routing(chosen, self.of_prompts, None if scores is None else scores.numpy())
-        out = self._each(hidden, weights, routing) if order is None else self._grouped(hidden, order, weights, routing)
+        out = self._each(hidden, weights, routing, recorded) if order is None else self._grouped(hidden, order, weights, routing)
         made = out.to(hidden.dtype)
         if not self.of_prompts:
             self.issued.visits += 1
@@ -126,25 +130,45 @@ class LayerExperts:
         for rows in heights(tokens):
             self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
 
-    def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+    def table(self, alias: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, weights: torch.Tensor) -> ExpertTable | None:
+        """For launches that :meth:`by_table` records of a step with ``hidden`` [tokens, hidden] and ``weights`` [tokens, top_k]; None where
+        they are of several tokens, or no kernel takes such experts. Called while experts are rehearsed; loads the kernels."""
+        if len(hidden) != 1 or not hidden.is_cuda or self.sharing is not None:
+            return None
+        group, *_ = self._source.groups(self.layer, Routing(np.arange(weights.shape[1])[None], prompt=False))
+        assert not isinstance(group, Made), "nothing is computed elsewhere in a rehearsal"
+        table = ExpertTable(weights.shape[1], group[0][1], hidden.device, alias)
+        return None if self.by_table(hidden, weights, table) is None else table
+
+    def by_table(self, hidden: torch.Tensor, weights: torch.Tensor, table: ExpertTable) -> torch.Tensor | None:
+        """[1, hidden], [1, top_k] -> [1, hidden]: as a call does with the experts that ``table`` names when the kernels run."""
+        table.fetch()
+        first = self._first.tabled(hidden, table.first, table.numbers)
+        last = None if first is None else self._last.tabled(self._activated(first), table.first, table.numbers)
+        return None if last is None else weighted(last, weights).to(hidden.dtype)
+
+    def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing, recorded: Recorded | None) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
         place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
         rows: list[torch.Tensor] = [hidden] * len(place)
-        whole = None
+        whole = done = None
         for group in self._source.groups(self.layer, routing):
             if isinstance(group, Made):
                 rows[place[group.expert]] = group.rows
                 continue
             taken = sorted(group, key=lambda arrived: place[arrived[0]])
             parameters = [expert for _, expert in taken]
+            if recorded is not None and len(taken) == len(place):
+                done = recorded(parameters)
+                if done is not None:
+                    continue
             made = self._last.each(self._activated(self._first.each(hidden, parameters)), parameters)
             if len(taken) == len(place):
                 whole = made
             else:
                 for (expert, _), row in zip(taken, made.split(1), strict=True):
                     rows[place[expert]] = row
-        together = torch.cat(rows) if whole is None else whole
-        return (together * weights.T).sum(dim=0, keepdim=True)
+        return weighted(torch.cat(rows) if whole is None else whole, weights) if done is None else done
 
     def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
         """[tokens, hidden] -> the same, each expert with all of its tokens. ``order`` sorts pairs of token and expert by expert."""
@@ -172,6 +196,11 @@ class LayerExperts:
             gate = clamped_gate(first.device, *self._clamps)
             return module._apply_gate(first) if gate is None else gate(first)
         return module._apply_gate(first) if module.has_gate else module.act_fn(first)
+
+
+def weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """[top_k, hidden] of one token's experts, [1, top_k] -> [1, hidden]."""
+    return (rows * weights.T).sum(dim=0, keepdim=True)
 
 
 def padded(rows: int, tokens: int) -> int:

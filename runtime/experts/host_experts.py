@@ -12,7 +12,7 @@ from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_forward import Arrived
-from penstock.runtime.experts.expert_views import SlotViews
+from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.memory.device import Event
 from penstock.runtime.store.base import TensorLayout
 

@@ -21,8 +21,8 @@ from penstock.runtime.experts.expert_forward import ExpertSource, layer_experts
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
 from penstock.runtime.experts.expert_stats import IssueTime
-from penstock.runtime.experts.expert_views import SlotViews
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
+from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.experts.routing_record import RoutingRecorder
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.rows import Step

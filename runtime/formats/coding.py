@@ -42,6 +42,10 @@ class GroupedCoding(Coding, Protocol):
         """``x`` [1 or experts, columns] -> [experts, rows]: a row for each of ``matrices``, or the same row for all, computed as by
         :meth:`Coding.linear`. None where there is no kernel for this device, or for where the tensors lie."""
 
+    def tabled(self, x: torch.Tensor, matrix: Any, table: torch.Tensor) -> torch.Tensor | None:
+        """The same by matrices that lie as ``matrix`` does, each as many times 256 bytes behind it as ``table`` says, int64 [experts] on
+        the device: it is read when the product is computed, so that a recorded product meets other experts each time."""
+
 
 @runtime_checkable
 class JoinedCoding(Coding, Protocol):

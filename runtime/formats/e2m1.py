@@ -40,6 +40,10 @@ class E2m1Coding(ABC):
         kernels = e2m1_kernels(x.device)
         return None if kernels is None else kernels.experts(x, matrices)
 
+    def tabled(self, x: torch.Tensor, matrix: E2m1Matrix, table: torch.Tensor) -> torch.Tensor | None:
+        kernels = e2m1_kernels(x.device)
+        return None if kernels is None else kernels.tabled(x, matrix, table)
+
     @abstractmethod
     def decode_here(self, parts: Parts, out: torch.Tensor) -> None:
         """Without kernels."""

@@ -56,6 +56,10 @@ class Fp8:
         kernels = fp8_kernels(x.device)
         return None if kernels is None else kernels.experts(x, matrices)
 
+    def tabled(self, x: torch.Tensor, matrix: Fp8Matrix, table: torch.Tensor) -> torch.Tensor | None:
+        kernels = fp8_kernels(x.device)
+        return None if kernels is None else kernels.tabled(x, matrix, table)
+
     def on_card(self, parts: Parts) -> Fp8Matrix:
         """As kernels take it."""
         return Fp8Matrix(parts["weight"].view(torch.uint8), parts["weight_scale"], *self.block)

@@ -1,5 +1,5 @@
-"""Decode steps of models with routed experts: all between one layer's experts and the next layer's is recorded. The experts, which the host
-has to bring, are launched as ever."""
+"""Decode steps of models with routed experts: all between one layer's experts and the next layer's is recorded. So are the experts of one
+token, where kernels can look up where these lie; the host brings them. Otherwise experts are launched as ever."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_forward import Runner
+from penstock.runtime.experts.expert_forward import LayerExperts, Runner
+from penstock.runtime.experts.products.expert_products import Parameters
+from penstock.runtime.experts.products.expert_table import ExpertTable
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
@@ -31,17 +33,20 @@ class Pieces(Protocol):
 class RoutedModel(Protocol):
     """A model whose layers' experts can be computed by somebody else."""
 
-    def handed_over(self, to: Callable[[int, Runner], Runner]) -> AbstractContextManager[None]:
+    def handed_over(self, to: Callable[[int, LayerExperts], Runner]) -> AbstractContextManager[None]:
         """Inside, each layer computes by what ``to`` gives for its number and its own experts."""
 
 
 class _Cut(NamedTuple):
-    """Where a piece ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads."""
+    """Where the piece ``number`` ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads. With a
+    ``table`` the piece behind it is that of the experts."""
 
     layer: int
-    experts: Runner
+    experts: LayerExperts
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     made: torch.Tensor
+    number: int
+    table: ExpertTable | None
 
 
 class PieceSteps:
@@ -60,18 +65,24 @@ class PieceSteps:
         stream: Callable[[], WeightStream],
         begin: Callable[[Step], None],
         longest: Callable[[Callable[[Step], None]], None],
+        alias: Callable[[torch.Tensor], torch.Tensor],
     ):
-        """``longest`` has its argument see the longest step that will come."""
+        """``longest`` has its argument see the longest step that will come. ``alias``: see :class:`ExpertTable`."""
         self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
-        self._stream, self._begin, self._longest = stream, begin, longest
+        self._stream, self._begin, self._longest, self._alias = stream, begin, longest, alias
         self._tabled: TabledRows | None = None
         self._pieces: Pieces | None = None
         self._cuts: list[_Cut] = []
+        self._tables: dict[int, ExpertTable] = {}
+        self._count = 0
+        """Of pieces."""
         self._logits = torch.empty(0)
         self.refused: str | None = None
         """Why steps are launched one kernel after the other; None where they are not."""
         self.steps = 0
         """That were launched in pieces."""
+        self.visits = 0
+        """Of layers whose experts were one launch."""
 
     def record(self) -> PieceSteps:
         """Record a step, over whatever lies in the buffers: experts are those of a rehearsal."""
@@ -95,17 +106,28 @@ class PieceSteps:
             tabled.fill(step, self._stepper.put)
             self._begin(step)
             stream, units = self._stream(), iter(self._units)
-            for number, cut in enumerate(self._cuts):
-                self._pass_by(stream, units, Unit("ffn", cut.layer), partial(pieces.launch, number))
-                cut.made.copy_(cut.experts(*cut.given))
+            for cut in self._cuts:
+                self._pass_by(stream, units, Unit("ffn", cut.layer), partial(pieces.launch, cut.number))
+                made = cut.experts(*cut.given, None if cut.table is None else partial(self._launched, pieces, cut, cut.table))
+                if made is not cut.made:
+                    cut.made.copy_(made)
                 stream.leave(Unit("ffn", cut.layer))
-            pieces.launch(len(self._cuts))
+            pieces.launch(self._count - 1)
             for unit in units:
                 stream.enter(unit)
                 stream.leave(unit)
             stream.end_pass()
         self.steps += 1
         return self._logits.clone()
+
+    def _launched(self, pieces: Pieces, cut: _Cut, table: ExpertTable, experts: Sequence[Parameters]) -> torch.Tensor | None:
+        """What :data:`penstock.runtime.experts.expert_forward.Recorded` says. The card has read the table of the step before: it chose this
+        step's experts since."""
+        if not table.fill(experts):
+            return None
+        pieces.launch(cut.number + 1)
+        self.visits += 1
+        return cut.made
 
     @staticmethod
     def _pass_by(stream: WeightStream, units: Iterator[Unit], until: Unit, launch: Callable[[], None]) -> None:
@@ -131,13 +153,13 @@ class PieceSteps:
         """Nothing is booked later than others book it."""
 
     def facts(self) -> dict[str, object]:
-        """For the report: rows of a recorded step, or why there is none, its pieces, and how many were launched."""
+        """For the report: rows of a recorded step, or why there is none, its pieces, how many steps were launched, and layers' experts."""
         rows = 0 if self._tabled is None else self._tabled.rows
-        return {"rows": rows, "refused": self.refused, "steps": self.steps, "pieces": len(self._cuts) + 1}
+        return {"rows": rows, "refused": self.refused, "steps": self.steps, "pieces": self._count, "visits": self.visits}
 
     def stop(self) -> None:
         """The memory is given back."""
-        self._tabled, self._cuts, self._logits = None, [], torch.empty(0)
+        self._tabled, self._cuts, self._tables, self._count, self._logits = None, [], {}, 0, torch.empty(0)
         if self._pieces is not None:
             self._pieces.close()
             self._pieces = None
@@ -155,19 +177,42 @@ class PieceSteps:
             with pieces.warming():
                 for _ in range(WARMED):
                     compute()
+                with self._model.handed_over(self._met):
+                    compute()
             with self._model.handed_over(partial(self._cut_at, pieces)):
+                self._count = 1
                 logits = pieces.record(compute)
         except RuntimeError as error:
             self.refused = refusal(error)
-            self._cuts = []
+            self._cuts, self._tables = [], {}
             return
         self._tabled, self._pieces, self._logits = tabled, pieces, logits
 
-    def _cut_at(self, pieces: Pieces, layer: int, experts: Runner) -> Runner:
+    def _met(self, layer: int, experts: LayerExperts) -> Runner:
+        """``experts``, with a table for their recorded launch where they may have one: nothing is allocated while one is recorded."""
+
+        def meets(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            table = experts.table(self._alias, hidden, weights)
+            if table is not None:
+                self._tables[layer] = table
+            return experts(hidden, index, weights)
+
+        return meets
+
+    def _cut_at(self, pieces: Pieces, layer: int, experts: LayerExperts) -> Runner:
         def ends(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            made = torch.empty_like(hidden)
-            self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made))
-            pieces.cut()
+            made, table = torch.empty_like(hidden), self._tables.get(layer)
+            self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made, self._count - 1, table))
+            self._cut(pieces)
+            if table is not None:
+                computed = experts.by_table(hidden, weights, table)
+                assert computed is not None, "it has a table, since it was computed so before"
+                made.copy_(computed)
+                self._cut(pieces)
             return made
 
         return ends
+
+    def _cut(self, pieces: Pieces) -> None:
+        pieces.cut()
+        self._count += 1

@@ -71,16 +71,20 @@ def _decode(
 
 @triton.jit(do_not_specialize=_VARYING)
 def _one_row(
-    memory, pairs, out, at0, at1, at2, at3, at4, at5, at6, at7, codes_at, scales_at, bias_at, factor_at, joined,
+    memory, table, pairs, out, at0, at1, at2, at3, at4, at5, at6, at7, codes_at, scales_at, bias_at, factor_at, joined,
     rows, row_bytes, pairs_stride,
-    GROUP: tl.constexpr, E8M0: tl.constexpr, DIVIDES: tl.constexpr, BIAS: tl.constexpr, BF16: tl.constexpr,
+    GROUP: tl.constexpr, E8M0: tl.constexpr, DIVIDES: tl.constexpr, BIAS: tl.constexpr, BF16: tl.constexpr, TABLED: tl.constexpr,
     ROWS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one expert's matrix times one row of input, which comes as ``pairs`` of neighbours."""
+    """Some rows of one expert's matrix times one row of input, which comes as ``pairs`` of neighbours. Experts' places are arguments, or
+    are read from ``table``, where a recorded launch finds others each time."""
     expert = tl.program_id(1)
-    at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
-    more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
-    begin = memory + tl.where(expert < 4, at, more).to(tl.int64) * 256
+    if TABLED:
+        begin = memory + tl.load(table + expert) * 256
+    else:
+        at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
+        more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
+        begin = memory + tl.where(expert < 4, at, more).to(tl.int64) * 256
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     stays = row < rows
     codes, scales = begin + codes_at * 16, begin + scales_at * 16
@@ -181,19 +185,32 @@ class E2m1Kernels:
             return None
         if any(matrix.places != within for matrix in matrices[1:]):
             return None
-        rows, row_bytes = 2 * first.codes.numel() // x.shape[1], x.shape[1] // 2
-        pairs, out = x.contiguous().view(torch.int32), x.new_empty(len(matrices), rows)
+        pairs, out = x.contiguous().view(torch.int32), x.new_empty(len(matrices), 2 * first.codes.numel() // x.shape[1])
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
-            one = len(x) == 1  # to take a part of a tensor takes the host as long as a launch
-            given, made = pairs[lot:] if lot and not one else pairs, out[lot:] if lot else out
-            self._one_row((triton.cdiv(rows, 8), len(taken)),
-                first.codes, given, made, *taken, *[0] * (MOST_EXPERTS - len(taken)),
-                0, *(place // _LINE for place in within), _joined(first), rows, row_bytes, 0 if one else row_bytes,
-                GROUP=first.group, E8M0=first.factors is None, DIVIDES=first.divides, BIAS=first.bias is not None,
-                BF16=x.dtype is torch.bfloat16, ROWS=8, BYTES=512, num_warps=4,
-            )  # fmt: skip
+            # to take a part of a tensor takes the host as long as a launch
+            self._each(first, pairs[lot:] if lot and len(x) > 1 else pairs, out[lot:] if lot else out, taken, None)
         return out
+
+    def tabled(self, x: torch.Tensor, matrix: E2m1Matrix, table: torch.Tensor) -> torch.Tensor | None:
+        """The same by matrices that lie as ``matrix`` does: in units of 256 bytes they begin as far behind it as ``table`` says, int64
+        [experts] on the card. None for a matrix at an odd place, and for F32."""
+        if any(place % _LINE for place in matrix.places) or x.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        out = x.new_empty(len(table), 2 * matrix.codes.numel() // x.shape[1])
+        self._each(matrix, x.contiguous().view(torch.int32), out, (), table)
+        return out
+
+    def _each(self, first: E2m1Matrix, pairs: torch.Tensor, out: torch.Tensor, starts: Sequence[int], table: torch.Tensor | None) -> None:
+        """Rows of input, or the same for all, times the matrices that begin at ``starts`` behind ``first``, or where ``table`` says."""
+        rows, row_bytes = out.shape[1], pairs.shape[1]
+        count = len(starts) if table is None else len(table)
+        self._one_row((triton.cdiv(rows, 8), count),
+            first.codes, out if table is None else table, pairs, out, *starts, *[0] * (MOST_EXPERTS - len(starts)),
+            0, *(place // _LINE for place in first.places), _joined(first), rows, row_bytes, 0 if len(pairs) == 1 else row_bytes,
+            GROUP=first.group, E8M0=first.factors is None, DIVIDES=first.divides, BIAS=first.bias is not None,
+            BF16=out.dtype is torch.bfloat16, TABLED=table is not None, ROWS=8, BYTES=512, num_warps=4,
+        )  # fmt: skip
 
 
 def _factors(matrix: E2m1Matrix) -> tuple[torch.Tensor]:

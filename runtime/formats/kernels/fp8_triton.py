@@ -61,15 +61,19 @@ def _line(begin, row, columns, line, low, high, HARDWARE: tl.constexpr):
 
 @triton.jit(do_not_specialize=_VARYING)
 def _one_row(
-    codes, scales, inputs, bias, out, at0, at1, at2, at3, at4, at5, at6, at7, scales_at, rows, columns, across, inputs_stride,
-    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, LINES: tl.constexpr,
+    codes, scales, table, inputs, bias, out, at0, at1, at2, at3, at4, at5, at6, at7, scales_at, rows, columns, across, inputs_stride,
+    TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, TABLED: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """Four rows of one expert's matrix times one row of input. They share the scales of their blocks, and are computed one after the other:
-    the input then lies where each thread needs it."""
+    the input then lies where each thread needs it. Experts' places are arguments, or are read from ``table``, where a recorded launch finds
+    others each time."""
     expert = tl.program_id(1)
-    at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
-    more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
-    begin = codes + tl.where(expert < 4, at, more).to(tl.int64) * 256
+    if TABLED:
+        begin = codes + tl.load(table + expert) * 256
+    else:
+        at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
+        more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
+        begin = codes + tl.where(expert < 4, at, more).to(tl.int64) * 256
     known = (begin + scales_at.to(tl.int64) * 16).to(tl.pointer_type(scales.dtype.element_ty))
     first, last = tl.program_id(0) * 4, rows - 1
     row1, row2, row3 = tl.minimum(first + 1, last), tl.minimum(first + 2, last), tl.minimum(first + 3, last)
@@ -173,14 +177,33 @@ class Fp8Kernels:
         alike = all(m.scales.data_ptr() - m.codes.data_ptr() == scales_at for m in matrices)
         if any(start % _PLACE for start in starts) or scales_at % _LINE or not alike:
             return None
-        rows, columns = first.codes.shape
         x = x.contiguous()
-        out, one = x.new_empty(len(matrices), rows), len(x) == 1
+        out = x.new_empty(len(matrices), first.codes.shape[0])
         for lot in range(0, len(matrices), MOST_EXPERTS):
             taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
-            self._one_row((triton.cdiv(rows, 4), len(taken)),
-                first.codes, first.scales, x if one else x[lot:], out if bias is None else bias, out[lot:],
-                *taken, *[0] * (MOST_EXPERTS - len(taken)), scales_at // _LINE, rows, columns, first.across, 0 if one else columns,
-                TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, LINES=128, num_warps=4,
-            )  # fmt: skip
+            self._each(first, x if len(x) == 1 else x[lot:], bias, out[lot:], taken, scales_at, None)
         return out
+
+    def tabled(self, x: torch.Tensor, matrix: Fp8Matrix, table: torch.Tensor) -> torch.Tensor | None:
+        """The same by matrices that lie as ``matrix`` does: in units of 256 bytes they begin as far behind it as ``table`` says, int64
+        [experts] on the card. None for scales at an odd place, and for F32."""
+        scales_at = matrix.scales.data_ptr() - matrix.codes.data_ptr()
+        if scales_at % _LINE or x.dtype not in (torch.bfloat16, torch.float16):
+            return None
+        out = x.new_empty(len(table), matrix.codes.shape[0])
+        self._each(matrix, x.contiguous(), None, out, (), scales_at, table)
+        return out
+
+    def _each(
+        self, first: Fp8Matrix, x: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, starts: Sequence[int], scales_at: int,
+        table: torch.Tensor | None,
+    ) -> None:  # fmt: skip
+        """Rows of input, or the same for all, times the matrices that begin at ``starts`` behind ``first``, or where ``table`` says."""
+        rows, columns = first.codes.shape
+        count = len(starts) if table is None else len(table)
+        self._one_row((triton.cdiv(rows, 4), count),
+            first.codes, first.scales, out if table is None else table, x, out if bias is None else bias, out,
+            *starts, *[0] * (MOST_EXPERTS - len(starts)), scales_at // _LINE, rows, columns, first.across, 0 if len(x) == 1 else columns,
+            TALL=first.tall, WIDE=first.wide, BIAS=bias is not None, HARDWARE=self._hardware, TABLED=table is not None, LINES=128,
+            num_warps=4,
+        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
-from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
@@ -100,3 +101,26 @@ def test_streamed_experts_say_on_a_card_what_they_say_on_the_cpu(checkpoint: Pat
             got = session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True)
         first, right = got.logits[0].float().cpu(), want.logits[0].float()
         assert (first - right).abs().max() <= 0.03 * right.abs().max()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+@pytest.mark.parametrize("in_dram", [1.0, 0.6])
+def test_recorded_experts_say_what_launched_ones_say(checkpoint: Path, share: float, in_dram: float) -> None:
+    """One row's step: where all of a layer's experts are together, they are one launch."""
+    units = spec_from_checkpoint(checkpoint).experts.units
+    slots = ExpertSlots(int(units * share), int(units * in_dram), chunk_bytes=1 << 16)
+    plan = plan_for(checkpoint, decisions(gpu=True, resident=(LAYERS, LAYERS, 1), embedding=Tier.vram, experts=slots), gpu=True)
+    batch, found = replace(BATCHES[0], max_new_tokens=24), []
+    for graphs in (False, True):
+        with opened(plan, checkpoint, CudaDevice(0), CARD, graphs=graphs) as session:
+            session.load(batch)
+            for _ in range(2):
+                found.append(session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True))
+            facts = session.engine.facts()["graphs"]
+            assert not graphs or (facts["refused"] is None and facts["steps"] > 0 and facts["pieces"] == 2 * LAYERS + 1), facts
+            assert not graphs or facts["visits"] > 0, facts
+            assert share < 1 or in_dram < 1 or not graphs or facts["visits"] == LAYERS * facts["steps"]
+    for got in found[1:]:
+        assert got.tokens == found[0].tokens
+        for a, b in zip(got.logits, found[0].logits, strict=True):
+            assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)

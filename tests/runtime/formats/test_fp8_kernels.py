@@ -75,6 +75,9 @@ def case(name: str, block: tuple[int, int]) -> dict:
             weight = torch.empty(ROWS, COLUMNS)
             coding.decode(expert, weight)
             errors.append(relative(made[number], F.linear(x[number if tokens > 1 else 0].float(), weight)))
+        begins = [expert["weight"].data_ptr() for expert in experts]
+        table = torch.tensor([(begin - begins[4]) // 256 for begin in begins])
+        errors.append(float(not torch.equal(Fp8Kernels(False).tabled(x, coding.on_card(experts[4]), table), made)))
     return {"name": name, "same": all(same), "errors": errors}
 
 

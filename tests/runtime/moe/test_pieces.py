@@ -129,6 +129,7 @@ def said(checkpoint: Path, in_pieces: bool) -> Iterator[tuple[Generation, int, l
             lambda: books,
             lambda step: books.begin_pass(),
             lambda use: longest_step(stepper, 3, 40, use),
+            lambda host: host,
         )
         if in_pieces:
             stepper.graphs = steps.record()

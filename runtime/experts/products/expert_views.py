@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
 
@@ -24,12 +23,13 @@ class SlotViews:
     """Of each slot the tensors as they lay there last: to make them anew for every use costs 10 µs a tensor. Experts with tensors at the
     same places share them."""
 
-    def __init__(self, tensors: Mapping[Key, Sequence[TensorLayout]]):
+    def __init__(self, tensors: Mapping[tuple[int, int], Sequence[TensorLayout]]):
+        """By layer and expert."""
         alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
         self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
         self._known: dict[int, tuple[Sequence[TensorLayout], PlacedTensors]] = {}
 
-    def of(self, key: Key, slot: int, buffer: torch.Tensor) -> PlacedTensors:
+    def of(self, key: tuple[int, int], slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
         known, laid = self._known.get(slot), self._tensors[key]
         if known is None or known[0] is not laid:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 
-from penstock.runtime.experts.expert_views import PlacedTensors
+from penstock.runtime.experts.products.expert_views import PlacedTensors
 from penstock.runtime.formats.coding import GroupedCoding
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_experts import ExpertMatrix
@@ -32,6 +32,10 @@ class Product(Protocol):
     def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
         """[1 or experts, columns] -> [experts, outputs]: a row for each expert, or the same row for all."""
 
+    def tabled(self, rows: torch.Tensor, expert: Parameters, table: torch.Tensor) -> torch.Tensor | None:
+        """The same with experts that lie as ``expert`` does, each as many times 256 bytes behind it as ``table`` says, int64 [experts] on
+        the device, when the product is computed. None where no kernel does so."""
+
 
 class PlainProduct:
     """A matrix as the model computes with it. Takes no memory beside the result."""
@@ -47,6 +51,9 @@ class PlainProduct:
 
     def each(self, rows: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
         return one_by_one(self, rows, experts)
+
+    def tabled(self, rows: torch.Tensor, expert: Parameters, table: torch.Tensor) -> torch.Tensor | None:
+        return None
 
 
 class CodedProduct:
@@ -84,6 +91,17 @@ class CodedProduct:
             return made[0]
         joined = torch.cat(made, dim=-1)
         return joined.add_(torch.stack([expert[self._bias] for expert in experts])) if self._bias else joined
+
+    def tabled(self, rows: torch.Tensor, expert: Parameters, table: torch.Tensor) -> torch.Tensor | None:
+        if not (self._grouped and rows.is_cuda) or (self._bias and len(self._matrices) > 1):
+            return None
+        made = []
+        for coding, matrix in zip(self._codings, self._grouped_matrices(expert), strict=True):
+            product = None if matrix is None else coding.tabled(rows, matrix, table)
+            if product is None:
+                return None
+            made.append(product)
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
     def _taken(self, expert: Parameters) -> Sequence[Any]:
         """The matrices of ``expert`` as kernels take them, kept beside tensors that stay where they are."""
