@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from penstock.runtime.experts.products.expert_views import PlacedTensors
 from penstock.runtime.formats.coding import GroupedCoding
+from penstock.runtime.formats.kernels.on_card import plain_kernels
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_experts import ExpertMatrix
 from penstock.runtime.store.expert_modules import ExpertsModule
@@ -53,7 +54,9 @@ class PlainProduct:
         return one_by_one(self, rows, experts)
 
     def tabled(self, rows: torch.Tensor, expert: Parameters, table: torch.Tensor) -> torch.Tensor | None:
-        return None
+        kernels = plain_kernels(rows.device)
+        bias = expert[self._bias] if self._bias else None
+        return None if kernels is None else kernels.tabled(rows, expert[self._name], bias, table, self._transposed)
 
 
 class CodedProduct:

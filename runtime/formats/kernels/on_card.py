@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.runtime.formats.kernels.int4_triton import WholeKernels
     from penstock.runtime.formats.kernels.layer_triton import LayerKernels
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
+    from penstock.runtime.formats.kernels.plain_triton import PlainKernels
 
 
 @cache
@@ -93,3 +94,13 @@ def lossless_kernels(device: torch.device) -> LosslessKernels | None:
     from penstock.runtime.formats.kernels.lossless_triton import LosslessKernels
 
     return LosslessKernels()
+
+
+@cache
+def plain_kernels(device: torch.device) -> PlainKernels | None:
+    """Of matrices as a model computes with them; None without a card or Triton."""
+    if not has_kernels(device):
+        return None
+    from penstock.runtime.formats.kernels.plain_triton import PlainKernels
+
+    return PlainKernels()

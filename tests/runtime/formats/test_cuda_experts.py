@@ -109,7 +109,11 @@ def test_recorded_experts_say_what_launched_ones_say(checkpoint: Path, share: fl
     """One row's step: where all of a layer's experts are together, they are one launch."""
     units = spec_from_checkpoint(checkpoint).experts.units
     slots = ExpertSlots(int(units * share), int(units * in_dram), chunk_bytes=1 << 16)
-    plan = plan_for(checkpoint, decisions(gpu=True, resident=(LAYERS, LAYERS, 1), embedding=Tier.vram, experts=slots), gpu=True)
+    plan = plan_for(
+        checkpoint,
+        decisions(gpu=True, resident=(LAYERS, LAYERS, 1), embedding=Tier.vram, cap=0, hwm=3, distance=0, experts=slots),
+        gpu=True,
+    )
     batch, found = replace(BATCHES[0], max_new_tokens=24), []
     for graphs in (False, True):
         with opened(plan, checkpoint, CudaDevice(0), CARD, graphs=graphs) as session:
