@@ -133,7 +133,7 @@ class LayerExperts:
     def table(self, alias: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, weights: torch.Tensor) -> ExpertTable | None:
         """For launches that :meth:`by_table` records of a step with ``hidden`` [tokens, hidden] and ``weights`` [tokens, top_k]; None where
         they are of several tokens, or no kernel takes such experts. Called while experts are rehearsed; loads the kernels."""
-        if len(hidden) != 1 or not hidden.is_cuda or self.sharing is not None:
+        if len(hidden) != 1 or self.sharing is not None:
             return None
         group, *_ = self._source.groups(self.layer, Routing(np.arange(weights.shape[1])[None], prompt=False))
         assert not isinstance(group, Made), "nothing is computed elsewhere in a rehearsal"
