@@ -368,7 +368,7 @@ class Simulation:
         routing = routers.next(self._places[layer], self._sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing)
-        self._issued_ns = 0
+        self._issued_ns, called_ns = 0, each.called_ns * experts.copied
         while experts.waiting:
             since = lanes.now
             yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
@@ -377,12 +377,13 @@ class Simulation:
             self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
             expert = experts.ready()
             assert expert is not None, "it was waited for"
-            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
+            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert]) + called_ns
             on_cpu = experts.is_computed(expert)
             self.record.waited(COMPUTE, CPU if on_cpu else waits_for, name, since, lanes.now)
             if on_cpu:
                 experts.used(expert)
                 continue
+            called_ns = 0
             yield self.compute(Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(length_ns))
             experts.used(expert)
 

@@ -143,6 +143,8 @@ class SimulatedExperts:
         lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
         self.waiting: dict[int, None] = {}
         """Experts of the visited layer that were not computed with."""
+        self.copied = 0
+        """Of the visited layer's, those that VRAM missed and the link brings."""
         self._visited = (experts.layers[0], 0)
         self._far: dict[Key, int] = {}
         """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
@@ -206,6 +208,7 @@ class SimulatedExperts:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
         self._todo.extend((layer, e) for e in misses)
+        self.copied = 0 if self.card is None else len(hits) + len(misses) - len(self._on_cpu)
         self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
 
     def _begin_on_cpu(self, layer: int, routing: Routing, near: Sequence[int]) -> None:

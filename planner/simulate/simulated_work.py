@@ -15,7 +15,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, pieces_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, are_tabled, copied_issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
@@ -44,6 +44,8 @@ class Pass:
     """Tokens whose KV a layer outside the device brings in."""
     kv_new: float
     """Tokens whose KV goes out."""
+    called_ns: int = 0
+    """The host's before each copy of a missed expert, where nothing hides it."""
     served_ns: int = 0
     """Compute of another rank's layer, of whose experts this one has slices, beside the experts'."""
     launch_ns: int = 0
@@ -91,11 +93,11 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         dealt = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
         over = dealt[3], ns(launched_s), idle[True]
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), first, last - first, *over)))
+        found.append(Passes(1, Pass(True, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), first, last - first, 0, *over)))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, _Shares(plan, units, batch * each), 0
-    page, until = made.kv.page_tokens, work.end_tokens - 1
+    page, until, called_s = made.kv.page_tokens, work.end_tokens - 1, copied_issue_s(plan.hardware, model, rows)
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)
@@ -110,7 +112,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         dealt = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         over = dealt[3], ns(launched_s), idle[False]
-        passed = Pass(False, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), kv_read, each, *over)
+        hidden_s = 0.0 if called_s and recorded else (seconds - device_s) / routed
+        passed = Pass(False, ns(before_s), *dealt[:3], ns(hidden_s), kv_read, each, ns(called_s) * recorded, *over)
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found
@@ -162,7 +165,9 @@ class _Shares:
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
         work, work_each, work_row = self._work(context, tokens, routed, touched, attended)
         issue, issue_each = [self._operations(unit, tokens, recorded) for unit in self._units], 0
-        if experts:
+        if experts and recorded:
+            issue_each = OPERATIONS.piece_each(tokens, are_tabled(self._plan.model, tokens))
+        elif experts:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
         rows = tokens * experts.top_k if experts else 0
         by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
@@ -199,7 +204,7 @@ class _Shares:
             return 0.0
         if recorded:
             routed = unit.kind == "ffn" and unit.layer in self._plan.model.moe
-            return OPERATIONS.piece_routing(tokens, self._grouped(tokens)) if routed else 0.0
+            return OPERATIONS.piece_routing(tokens, are_tabled(self._plan.model, tokens)) if routed else 0.0
         marks = OPERATIONS.marks / 2 if self._plan.hardware.gpu else 0.0
         if unit.kind == "attn":
             return OPERATIONS.attention + marks

@@ -13,6 +13,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.launches import copied_issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
 from penstock.planner.contract.prices.stages import launched_meanwhile_s, weight_pass_s
@@ -31,7 +32,7 @@ class Routed:
         step = compute + m * (fetch - expert_compute * (u - 1) / u)
 
     The law is exact for m = 0 and m = u. Between them it is linear, and never less than the truth. ``issued_s`` more are hidden for each
-    expert copied to a GPU: the host launches kernels meanwhile.
+    expert copied to a GPU: the host launches kernels meanwhile. Where kernels are recorded, each takes ``called_s`` more instead.
 
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
@@ -54,6 +55,8 @@ class Routed:
     """Compute that goes on while one missed expert arrives."""
     issued_s: float = 0.0
     """Issuing that goes on besides while one is copied."""
+    called_s: float = 0.0
+    """The host's before each copy."""
     apart: float = 0.0
     """Share of the time in which reads and copies do not overlap."""
     exposed: float = 0.0
@@ -82,14 +85,15 @@ class Routed:
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         computed_s = alone * (u - 1) / u * unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
-        issued_s = exposed = copies_s = 0.0
+        issued_s = called_s = exposed = copies_s = 0.0
         if hardware.gpu:
             issued_s = alone * launched_meanwhile_s(hardware, model, batch) / (u * len(model.experts.layers))
+            called_s = alone * copied_issue_s(hardware, model, batch)
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         ranks, apart = fetching_turns(model), alone / math.sqrt(u)
         each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
-        return cls(alone, computed_s, issued_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
+        return cls(alone, computed_s, issued_s, called_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
 
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
@@ -97,7 +101,7 @@ class Routed:
 
     def copy_s(self, fetch_s: float) -> float:
         """The same from DRAM to the device."""
-        return max(0.0, fetch_s * self.link_alone - self.computed_s - self.issued_s)
+        return max(0.0, fetch_s * self.link_alone + self.called_s - self.computed_s - self.issued_s)
 
 
 def behind_last(read: float) -> tuple[float, float]:

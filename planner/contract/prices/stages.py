@@ -14,7 +14,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, are_tabled, issue_s, pieces_issue_s, step_issue_s
 
 
 class Stage(StrEnum):
@@ -110,11 +110,12 @@ def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
 
 def launched_meanwhile_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Seconds of a pass over ``tokens`` tokens in which the host launches what comes behind a router, while experts that the layer misses
-    are on their way: all that a step recorded in pieces launches, else what takes longer than reading the weights. 0 for a dense model."""
+    are on their way: all that a step recorded in pieces launches, nothing where its experts are recorded, too, else what takes longer than
+    reading the weights. 0 for a dense model."""
     if hardware.gpu is None or model.experts is None:
         return 0.0
     if can_record(hardware, model):
-        return pieces_issue_s(hardware, model, tokens)
+        return 0.0 if are_tabled(model, tokens) else pieces_issue_s(hardware, model, tokens)
     return max(0.0, issue_s(hardware, model, tokens) - weight_read_s(hardware, model, tokens))
 
 
