@@ -8,14 +8,14 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier, WeightForm
 from penstock.planner.contract.decided.kv_tiers import attended_on_host, kv_tiers
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.decided.recording import is_recorded
+from penstock.planner.contract.decided.recording import are_tabled, is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, are_tabled, copied_issue_s, pieces_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, copied_issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far

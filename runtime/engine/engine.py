@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
-from penstock.planner.contract.decided.recording import launched_because
+from penstock.planner.contract.decided.recording import launched_because, staged_bytes
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import pool_here
@@ -260,8 +260,17 @@ class Engine:
                 longest_step(self.stepper, *self.longest, use)
 
         routed, open_pieces = HandedExperts(decoder_layers(self.model)), partial(CardPieces, self.device)
+        staged = staged_bytes(self._placement.model, self.longest[0])
         return PieceSteps(
-            self.stepper, open_pieces, routed, self.host.blocks, lambda: self._binder.stream, self._begin_pass, longest, copier.alias
+            self.stepper,
+            open_pieces,
+            routed,
+            self.host.blocks,
+            lambda: self._binder.stream,
+            self._begin_pass,
+            longest,
+            copier.alias,
+            staged,
         )
 
     def _may_record(self) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from penstock.runtime.experts.beside_card import Made
 from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.experts.products.expert_products import Parameters, clamps, product_of
 from penstock.runtime.experts.products.expert_table import ExpertTable
+from penstock.runtime.experts.products.staged_experts import StagedExperts, Staging
 from penstock.runtime.formats.kernels.on_card import clamped_gate
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers
@@ -39,6 +40,13 @@ Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
 Recorded = Callable[[Sequence[Parameters]], torch.Tensor | None]
 """All of a token's experts, in its router's order -> [1, hidden], weighted and summed by a recorded launch; None where it cannot."""
+
+
+class Tabled(NamedTuple):
+    """What recorded kernels of a layer find one token's experts by: where they lie, and where they are copied to first, if they are."""
+
+    table: ExpertTable
+    staged: StagedExperts | None
 
 
 class ExpertSource(Protocol):
@@ -130,22 +138,36 @@ class LayerExperts:
         for rows in heights(tokens):
             self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
 
-    def table(self, alias: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, weights: torch.Tensor) -> ExpertTable | None:
+    def tabled(
+        self, alias: Callable[[torch.Tensor], torch.Tensor], staging: Staging, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> Tabled | None:
         """For launches that :meth:`by_table` records of a step with ``hidden`` [tokens, hidden] and ``weights`` [tokens, top_k]; None where
-        they are of several tokens, or no kernel takes such experts. Called while experts are rehearsed; loads the kernels."""
+        they are of several tokens, or nothing finds such experts. Called while experts are rehearsed; loads the kernels."""
         if len(hidden) != 1 or self.sharing is not None:
             return None
         group, *_ = self._source.groups(self.layer, Routing(np.arange(weights.shape[1])[None], prompt=False))
         assert not isinstance(group, Made), "nothing is computed elsewhere in a rehearsal"
-        table = ExpertTable(weights.shape[1], group[0][1], hidden.device, alias)
-        return None if self.by_table(hidden, weights, table) is None else table
+        first = group[0][1]
+        table = ExpertTable(weights.shape[1], first, hidden.device, alias)
+        for found in (Tabled(table, None), Tabled(table, staging.of(len(group), first, hidden.device))):
+            if self.by_table(hidden, weights, found) is not None:
+                return found
+        return None
 
-    def by_table(self, hidden: torch.Tensor, weights: torch.Tensor, table: ExpertTable) -> torch.Tensor | None:
-        """[1, hidden], [1, top_k] -> [1, hidden]: as a call does with the experts that ``table`` names when the kernels run."""
+    def by_table(self, hidden: torch.Tensor, weights: torch.Tensor, found: Tabled) -> torch.Tensor | None:
+        """[1, hidden], [1, top_k] -> [1, hidden]: as a call does with the experts that the table names when the kernels run. None where no
+        kernel finds them."""
+        table, staged = found
         table.fetch()
+        if staged is not None:
+            return self._together(hidden, weights, staged.experts) if staged.gather(table.first, table.numbers) else None
         first = self._first.tabled(hidden, table.first, table.numbers)
         last = None if first is None else self._last.tabled(self._activated(first), table.first, table.numbers)
         return None if last is None else weighted(last, weights).to(hidden.dtype)
+
+    def _together(self, hidden: torch.Tensor, weights: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+        """All of a token's ``experts``, in its router's order."""
+        return weighted(self._last.each(self._activated(self._first.each(hidden, experts)), experts), weights).to(hidden.dtype)
 
     def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing, recorded: Recorded | None) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""

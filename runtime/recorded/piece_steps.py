@@ -12,9 +12,9 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_forward import LayerExperts, Runner
+from penstock.runtime.experts.expert_forward import LayerExperts, Runner, Tabled
 from penstock.runtime.experts.products.expert_products import Parameters
-from penstock.runtime.experts.products.expert_table import ExpertTable
+from penstock.runtime.experts.products.staged_experts import Staging
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
@@ -38,15 +38,15 @@ class RoutedModel(Protocol):
 
 
 class _Cut(NamedTuple):
-    """Where the piece ``number`` ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads. With a
-    ``table`` the piece behind it is that of the experts."""
+    """Where the piece ``number`` ends: the tensors that it leaves for the layer's experts, and the one that the next piece reads. Where
+    they are ``found`` by a table, the piece behind it is that of the experts."""
 
     layer: int
     experts: LayerExperts
     given: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     made: torch.Tensor
     number: int
-    table: ExpertTable | None
+    found: Tabled | None
 
 
 class PieceSteps:
@@ -66,14 +66,18 @@ class PieceSteps:
         begin: Callable[[Step], None],
         longest: Callable[[Callable[[Step], None]], None],
         alias: Callable[[torch.Tensor], torch.Tensor],
+        staged_bytes: int = 0,
     ):
-        """``longest`` has its argument see the longest step that will come. ``alias``: see :class:`ExpertTable`."""
+        """``longest`` has its argument see the longest step that will come. ``alias`` is that of
+        :class:`penstock.runtime.experts.products.expert_table.ExpertTable`. ``staged_bytes``: what may be taken of the device to copy one
+        token's experts to one place."""
         self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
         self._stream, self._begin, self._longest, self._alias = stream, begin, longest, alias
         self._tabled: TabledRows | None = None
         self._pieces: Pieces | None = None
         self._cuts: list[_Cut] = []
-        self._tables: dict[int, ExpertTable] = {}
+        self._tables: dict[int, Tabled] = {}
+        self._staging = Staging(staged_bytes)
         self._count = 0
         """Of pieces."""
         self._logits = torch.empty(0)
@@ -108,7 +112,7 @@ class PieceSteps:
             stream, units = self._stream(), iter(self._units)
             for cut in self._cuts:
                 self._pass_by(stream, units, Unit("ffn", cut.layer), partial(pieces.launch, cut.number))
-                made = cut.experts(*cut.given, None if cut.table is None else partial(self._launched, pieces, cut, cut.table))
+                made = cut.experts(*cut.given, None if cut.found is None else partial(self._launched, pieces, cut, cut.found))
                 if made is not cut.made:
                     cut.made.copy_(made)
                 stream.leave(Unit("ffn", cut.layer))
@@ -120,10 +124,10 @@ class PieceSteps:
         self.steps += 1
         return self._logits.clone()
 
-    def _launched(self, pieces: Pieces, cut: _Cut, table: ExpertTable, experts: Sequence[Parameters]) -> torch.Tensor | None:
+    def _launched(self, pieces: Pieces, cut: _Cut, found: Tabled, experts: Sequence[Parameters]) -> torch.Tensor | None:
         """What :data:`penstock.runtime.experts.expert_forward.Recorded` says. The card has read the table of the step before: it chose this
         step's experts since."""
-        if not table.fill(experts):
+        if not found.table.fill(experts):
             return None
         pieces.launch(cut.number + 1)
         self.visits += 1
@@ -160,6 +164,7 @@ class PieceSteps:
     def stop(self) -> None:
         """The memory is given back."""
         self._tabled, self._cuts, self._tables, self._count, self._logits = None, [], {}, 0, torch.empty(0)
+        self._staging.clear()
         if self._pieces is not None:
             self._pieces.close()
             self._pieces = None
@@ -192,20 +197,20 @@ class PieceSteps:
         """``experts``, with a table for their recorded launch where they may have one: nothing is allocated while one is recorded."""
 
         def meets(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            table = experts.table(self._alias, hidden, weights)
-            if table is not None:
-                self._tables[layer] = table
+            found = experts.tabled(self._alias, self._staging, hidden, weights)
+            if found is not None:
+                self._tables[layer] = found
             return experts(hidden, index, weights)
 
         return meets
 
     def _cut_at(self, pieces: Pieces, layer: int, experts: LayerExperts) -> Runner:
         def ends(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            made, table = torch.empty_like(hidden), self._tables.get(layer)
-            self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made, self._count - 1, table))
+            made, found = torch.empty_like(hidden), self._tables.get(layer)
+            self._cuts.append(_Cut(layer, experts, (hidden, index, weights), made, self._count - 1, found))
             self._cut(pieces)
-            if table is not None:
-                computed = experts.by_table(hidden, weights, table)
+            if found is not None:
+                computed = experts.by_table(hidden, weights, found)
                 assert computed is not None, "it has a table, since it was computed so before"
                 made.copy_(computed)
                 self._cut(pieces)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.placement import Placement
+from penstock.planner.contract.given.formats import FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import OWN_ATTENTION, ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
+
+MOST_STAGED_BYTES = 128 << 20
+"""One token's experts in INT4 of the larger models (8 of 9 MB). Copying more takes a card as long as launching them takes the host."""
 
 
 def never_recorded(model: ModelSpec) -> str | None:
@@ -23,6 +29,24 @@ def records_whole(model: ModelSpec) -> bool:
     """Whether a step of ``model`` that is recorded is one launch. Where routers choose experts, which the host has to bring, it is a launch
     a layer: what lies between one layer's experts and the next layer's."""
     return model.experts is None
+
+
+def staged_bytes(model: ModelSpec, tokens: int) -> int:
+    """VRAM into which a recorded step over ``tokens`` tokens copies the experts of a layer, which kernels then find in one place; 0 where
+    kernels find them where they lie, where there are several tokens, and for more than ``MOST_STAGED_BYTES``."""
+    if model.experts is None or tokens > 1 or _found_where_they_lie(model):
+        return 0
+    nbytes = model.experts.top_k * align_up(model.experts.expert_bytes)
+    return nbytes if nbytes <= MOST_STAGED_BYTES else 0
+
+
+def are_tabled(model: ModelSpec, tokens: int) -> bool:
+    """Whether a recorded step over ``tokens`` tokens has the experts of a layer recorded, too."""
+    return tokens == 1 and (_found_where_they_lie(model) or staged_bytes(model, tokens) > 0)
+
+
+def _found_where_they_lie(model: ModelSpec) -> bool:
+    return all(unit.format.grouped or unit.format.name in FORMATS for unit in model.of_kind(UnitKind.expert))
 
 
 def launched_because(placement: Placement, kv_outside: int) -> str | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.planner.contract.decided.recording import can_record
-from penstock.planner.contract.given.formats import FORMATS
+from penstock.planner.contract.decided.recording import are_tabled, can_record
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
@@ -113,12 +112,6 @@ _PRODUCTS = {UnitKind.attn: OPERATIONS.attention_products, UnitKind.ffn: OPERATI
 def are_grouped(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> bool:
     """Whether a pass over ``tokens`` tokens computes a layer's experts in one launch a product."""
     return bool(hardware.gpu and tokens == 1 and all(unit.format.grouped for unit in model.of_kind(UnitKind.expert)))
-
-
-def are_tabled(model: ModelSpec, tokens: int) -> bool:
-    """Whether a recorded step over ``tokens`` tokens has the experts of a layer recorded, too."""
-    formats = {unit.format for unit in model.of_kind(UnitKind.expert)}
-    return tokens == 1 and all(one.grouped or one.name in FORMATS for one in formats)
 
 
 def copied_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import is_recorded, records_whole
+from penstock.planner.contract.decided.recording import can_record, is_recorded, records_whole, staged_bytes
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -70,6 +70,8 @@ class Held:
     """1 where kept pages pass through VRAM, else 0."""
     kept_files: Amount = 0
     activations: Amount = 0
+    staged: int = 0
+    """Of VRAM: one token's experts of a layer, in one place for recorded kernels."""
     drafter: Mapping[Tier, Amount] = field(default_factory=dict)
     """Of VRAM and DRAM: all that the model takes which drafts; empty where none does."""
     verify: int = 0
@@ -93,7 +95,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         "kv_reuse": held.kept_pages.get(Tier.vram, 0) * held.kept_page_bytes,
         "kv_bounce": held.bounces * (OVERHEADS.kv_bounce_pages * held.kept_page_bytes),
         "activations": held.activations,
-        "scratch": scratch_bytes(model),
+        "scratch": scratch_bytes(model) + held.staged,
         **({"drafter": held.drafter[Tier.vram]} if held.drafter else {}),
         **({"verify": held.verify} if held.verify else {}),
         "guard": workload.vram_guard_bytes,
@@ -178,8 +180,14 @@ def _held_unrecorded(hardware: HardwareProfile, model: ModelSpec, workload: Work
         bounces=int(bool(kv.reuse.dram_pages or kv.reuse.ssd_bytes)),
         kept_files=kv.reuse.ssd_bytes,
         activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens, decisions.prefill_part_tokens),
+        staged=staged_experts_bytes(hardware, model, decisions.batch),
         drafter=drafter_bytes(hardware, model, workload, decisions),
     )
+
+
+def staged_experts_bytes(hardware: HardwareProfile, model: ModelSpec, batch: int) -> int:
+    """Of VRAM: what a step of ``batch`` sequences copies a layer's experts into, where it is recorded."""
+    return staged_bytes(model, batch) if can_record(hardware, model) else 0
 
 
 def drafter_bytes(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> dict[Tier, int]:

@@ -8,13 +8,13 @@ from enum import StrEnum
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, Tier
-from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.decided.recording import are_tabled, can_record, staged_bytes
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_tabled, issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s, step_issue_s
 
 
 class Stage(StrEnum):
@@ -131,6 +131,8 @@ def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batc
     if gpu is None or not gpu.layer_kernels_s:
         return math.inf
     device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
+    if model.experts is not None:  # copying them together reads and writes each once
+        device_s += len(model.experts.layers) * 2 * staged_bytes(model, batch) / hardware.weight_gbps / GB
     return device_s + pieces_issue_s(hardware, model, batch) + step_issue_s(hardware, model)
 
 

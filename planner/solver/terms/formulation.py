@@ -17,7 +17,7 @@ from penstock.planner.contract.decided.placement import head_block_bytes, head_b
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.cost import objective_weights
-from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, vram_items
+from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, staged_experts_bytes, vram_items
 from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
@@ -386,4 +386,5 @@ class Formulation(LinearProgram):
             bounces=self.kept.bounces,
             kept_files=self.kept.files,
             activations=pulp.lpSum(bit * c.activation_bytes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True)),
+            staged=staged_experts_bytes(self.problem.hardware, model, self.problem.batch),
         )

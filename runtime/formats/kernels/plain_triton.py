@@ -1,4 +1,4 @@
-"""Matrices as a model computes with them, in Triton: products of one row with several experts' at once."""
+"""In Triton, what no format has a say in: products of one row with several experts' plain matrices, and experts copied to one place."""
 
 from __future__ import annotations
 
@@ -37,11 +37,20 @@ def _one_row(
     tl.store(out + expert * rows + row, made.to(out.dtype.element_ty), stays)
 
 
+@triton.jit
+def _gather(memory, table, out, words, PLACE: tl.constexpr, WORDS: tl.constexpr):
+    """Some words of one expert."""
+    expert = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    held = tl.load(memory + tl.load(table + expert) * PLACE + at, at < words)
+    tl.store(out + expert * words + at, held, at < words)
+
+
 class PlainKernels:
     """Numbers as they are; sums in F32. Costs nothing beside the results."""
 
     def __init__(self) -> None:
-        self._one_row = Launcher(_one_row)
+        self._one_row, self._gather = Launcher(_one_row), Launcher(_gather)
 
     def tabled(
         self, x: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None, table: torch.Tensor, turned: bool
@@ -60,3 +69,8 @@ class PlainKernels:
             PLACE=_PLACE // x.dtype.itemsize, BIAS=bias is not None, ROWS=height, COLUMNS=width, num_warps=4,
         )  # fmt: skip
         return out
+
+    def gather(self, memory: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
+        """Into ``out`` int64 [experts, words] as many words each from where ``table`` says behind ``memory``, int64."""
+        words = out.shape[1]
+        self._gather((triton.cdiv(words, 2048), len(table)), memory, table, out, words, PLACE=_PLACE // 8, WORDS=2048, num_warps=8)

@@ -63,12 +63,12 @@ class PlayedPieces:
         """Somebody else remembers where."""
 
     def launch(self, number: int) -> None:
-        passed_by = [cut.number + 1 for cut in self._cuts() if cut.table is not None]
+        passed_by = [cut.number + 1 for cut in self._cuts() if cut.found is not None]
         assert number == self._at or (number == self._at + 1 and self._at in passed_by), "pieces are launched in their order"
         for cut in self._cuts():
-            if cut.table is not None and cut.number + 1 == number:
+            if cut.found is not None and cut.number + 1 == number:
                 hidden, _, weights = cut.given
-                cut.made.copy_(cut.experts.by_table(hidden, weights, cut.table))
+                cut.made.copy_(cut.experts.by_table(hidden, weights, cut.found))
                 self._at = number + 1
                 return
         if number == 0:
@@ -76,7 +76,7 @@ class PlayedPieces:
         else:
             self._go.release()
         assert self._came.acquire(timeout=WAIT_S) and not self._failed, self._failed
-        last = number == sum(1 if cut.table is None else 2 for cut in self._cuts())
+        last = number == sum(1 if cut.found is None else 2 for cut in self._cuts())
         self._at = 0 if last else number + 1
 
     def close(self) -> None:
