@@ -21,10 +21,9 @@ from bench.sse import Reply
 from bench.worker import Worker
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
+from penstock.planner.contract.serving.settled_answers import settled_answers
 
 QUEUE, WARM_NEW = 256, 8
-SETTLED = 0.25
-"""As in the simulator: what lies between the first and the last quarter of the answers."""
 
 
 class ServePlans:
@@ -133,10 +132,11 @@ def whole(replies: list[Reply], server: Server) -> list[Reply]:
     return replies
 
 
-def settled(replies: Sequence[Reply]) -> float:
-    """Tokens a second between the first and the last quarter of the answers, as the simulator counts them."""
+def settled(replies: Sequence[Reply], together: int) -> float:
+    """Tokens a second while all rows are taken, between the answers between which the simulator counts them. ``together``: as many
+    requests as rows and clients have under way."""
     ended = sorted(reply.ended_s for reply in replies)
-    first, last = int(SETTLED * len(ended)), len(ended) - 1 - int(SETTLED * len(ended))
+    first, last = settled_answers(len(ended), together)
     since, until = ended[first], ended[last]
     if until <= since:
         since, until = min(reply.begun_s for reply in replies), ended[-1]

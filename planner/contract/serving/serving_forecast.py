@@ -18,11 +18,8 @@ from penstock.planner.contract.serving.serve_drafts import PlannedDrafts
 from penstock.planner.contract.serving.serve_limits import ServeLimits
 from penstock.planner.contract.serving.serve_scheduler import Scheduler
 from penstock.planner.contract.serving.serve_step import ServeStep
+from penstock.planner.contract.serving.settled_answers import WAVES, settled_answers
 from penstock.planner.contract.serving.waiting import QueueFull, ServeRequest
-
-SETTLED = 0.25
-"""Share of the requests at either end in which rows fill and empty: what a server does all day is measured between."""
-
 
 FORECAST_REQUESTS = 1000
 """Of a forecast that nobody asked the length of: half a second of work."""
@@ -59,7 +56,7 @@ class ServingForecast:
     seconds: float
     passes: int
     requests_per_s: float
-    """Between the first and the last quarter of the answers."""
+    """Between the first and the last quarter of the answers, by their tokens."""
     tokens_per_s: float
     """Of replies, then."""
     ttft_s: Spread
@@ -208,7 +205,7 @@ def simulate_serving(
     calls. 10,000 requests of 128 tokens take some seconds."""
     own = limits or ServeLimits.of(plan)
     found = (playing := _Playing(plan, arrivals, own, prices or PassPrices(plan))).run()
-    requests_per_s, tokens_per_s = _settled(found)
+    requests_per_s, tokens_per_s = _settled(found, 1 if arrivals.per_s else min(own.rows, arrivals.clients))
     return ServingForecast(
         limits=own,
         requests=len(found.ended_s),
@@ -234,20 +231,22 @@ def forecast_of(plan: Plan) -> ServingForecast:
 
 def planned_load(plan: Plan, arrivals: Arrivals, limits: ServeLimits | None = None, prices: PassPrices | None = None) -> float:
     """The highest Poisson rate that is sustained, in requests a second: what the server answers while somebody always waits. Beyond, the
-    queue grows for as long as they come. ``arrivals`` says how long requests are, and how many to play."""
+    queue grows for as long as they come. ``arrivals`` says how long requests are, and how many to play: ``WAVES`` times the rows at
+    least."""
     own = limits or ServeLimits.of(plan)
-    crowd = Arrivals(arrivals.lengths, arrivals.requests, 0.0, own.rows + min(own.rows, own.queue), arrivals.seed)
+    requests = max(arrivals.requests, WAVES * own.rows)
+    crowd = Arrivals(arrivals.lengths, requests, 0.0, own.rows + min(own.rows, own.queue), arrivals.seed)
     return simulate_serving(plan, crowd, own, prices).requests_per_s
 
 
-def _settled(found: _Found) -> tuple[float, float]:
-    """Requests and tokens a second between the first and the last quarter of the answers."""
+def _settled(found: _Found, together: int) -> tuple[float, float]:
+    """Requests and tokens a second while rows are taken. Requests are counted by their tokens."""
     count = len(found.ended_s)
-    first, last = int(SETTLED * count), count - 1 - int(SETTLED * count)
-    if last <= first or found.ended_s[last] <= found.ended_s[first]:
+    first, last = settled_answers(count, together)
+    if last == first or found.ended_s[last] <= found.ended_s[first]:
         return (count / found.ended_s[-1], found.tokens / found.ended_s[-1]) if count else (0.0, 0.0)
-    passed_s = found.ended_s[last] - found.ended_s[first]
-    return (last - first) / passed_s, (found.ended_tokens[last] - found.ended_tokens[first]) / passed_s
+    tokens_per_s = (found.ended_tokens[last] - found.ended_tokens[first]) / (found.ended_s[last] - found.ended_s[first])
+    return tokens_per_s * count / found.tokens, tokens_per_s
 
 
 def _rounded(value: Any) -> Any:

@@ -65,6 +65,24 @@ def test_every_request_is_answered_at_the_rate_at_which_they_come(plan):
     assert calm == simulate_serving(plan, arrivals.at_rate(0.5 * load), LIMITS, prices), "the same seed, the same day"
 
 
+@pytest.mark.parametrize("requests", [16, 64, 100, 256, 1000])
+def test_the_planned_load_of_equal_requests_does_not_depend_on_how_many_are_played(plan, requests):
+    """They end in waves of as many as there are rows: their answers may not be counted from one wave's begin to another's end."""
+    prices, new = PassPrices(plan), 40
+    load = planned_load(plan, Arrivals(Lengths(200, new), requests), LIMITS, prices)
+    played = simulate_serving(plan, Arrivals(Lengths(200, new), 2000, clients=2 * LIMITS.rows), LIMITS, prices)
+    assert load == pytest.approx(2000 / played.seconds, rel=0.02), "all of them over all the time"
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5])
+def test_a_queue_grows_beyond_the_planned_load_alone(plan, spread):
+    prices, arrivals = PassPrices(plan), Arrivals(Lengths(200, 40, spread), 600)
+    load = planned_load(plan, arrivals, LIMITS, prices)
+    waits = [simulate_serving(plan, arrivals.at_rate(share * load), LIMITS, prices).ttft_s for share in (0.9, 1.1)]
+    request_s = LIMITS.rows / load
+    assert waits[0].mean < request_s < 2 * waits[1].p99, "seconds of one request, beyond which a wait is no chance any more"
+
+
 def test_a_closed_loop_holds_as_many_as_there_are_clients(plan):
     prices, lengths = PassPrices(plan), Lengths(200, 40)
     found = {n: simulate_serving(plan, Arrivals(lengths, 160, clients=n), LIMITS, prices) for n in (1, 4, 8, 16)}
