@@ -28,6 +28,13 @@ COUNTED: Mapping[str, str] = {
     "busy_s": "engine_busy_seconds",
 }
 """Figures of the engine's that only grow, with their names here; every other number is a gauge."""
+KINDS: Mapping[str, tuple[str, str, type[CounterMetricFamily] | type[GaugeMetricFamily]]] = {
+    "passes": ("kind_passes", "Passes with a prompt's tokens, and without", CounterMetricFamily),
+    "seconds": ("kind_pass_seconds", "What these took", CounterMetricFamily),
+    "predicted_s": ("kind_predicted_pass_seconds", "What the plan predicts of these", CounterMetricFamily),
+    "longest_s": ("kind_longest_pass_seconds", "The longest of these", GaugeMetricFamily),
+}
+"""Figures of passes by their kind, with their names here and what they say."""
 
 
 class Meters:
@@ -93,6 +100,8 @@ class EngineFigures(Collector):
                     tier, _, part = path.partition(".")
                     bytes_.add_metric([tier, part], number)
                 yield bytes_
+            elif name == "kinds" and isinstance(value, Mapping):
+                yield from _by_kind(value)
             elif name == "binds" and isinstance(value, str):
                 binds = GaugeMetricFamily("penstock_binds", "1 for what the last pass waited for most", labels=["resource"])
                 binds.add_metric([value], 1.0)
@@ -102,6 +111,14 @@ class EngineFigures(Collector):
             else:
                 for path, number in _numbers({name: value}):
                     yield GaugeMetricFamily(f"penstock_engine_{path.replace('.', '_')}", f"The engine's {path}", number)
+
+
+def _by_kind(kinds: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    for key, (name, says, family) in KINDS.items():
+        found = family(f"penstock_{name}", says, labels=["kind"])
+        for kind, figures in kinds.items():
+            found.add_metric([kind], figures[key])
+        yield found
 
 
 def _numbers(stats: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:

@@ -113,6 +113,7 @@ class ServingLoop:
             if began is not None:
                 told.append(began)
         logits, wanted = self._logits(shares, drafts, told)
+        self._vitals.expect(shape)
         self._meanwhile()
         void = self._sequences.confirm()
         for number, cached in void.items():

@@ -131,7 +131,9 @@ class FakeMotor:
         if self._script.load is not None:
             await self._script.load.wait()
         info = EngineInfo("model", "/c", 257, CAPACITY, {"rows": 4, "queue": 60}, {"tokens_per_s": 3.5}, 0.1, "1")
-        await frames.send(said(Ready(info)), said(Vital({"rows": 1, "busy_s": 2.0, "binds": "link", "tiers": {"vram": {"kv": 7}}})))
+        passes = {"passes": 3, "seconds": 1.5, "predicted_s": 1.25, "longest_s": 0.75}
+        stats = {"rows": 1, "busy_s": 2.0, "binds": "link", "tiers": {"vram": {"kv": 7}}, "kinds": {"prompt": passes}}
+        await frames.send(said(Ready(info)), said(Vital(stats)))
 
     async def _answer(self, frames: AsyncFrames, submit: Submit) -> None:
         with contextlib.suppress(OSError):
