@@ -12,6 +12,11 @@ from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import RowKind, Step
 
+_PART = 512
+"""Tokens of a prompt's part beside rows: with more, products have the same kernels."""
+_FEW = (1, 2, 4, 8, 16, 32, 64)
+"""Tokens of a row: behind the last one a kernel's products have their full size, however few heads there are."""
+
 
 def rehearse(stepper: Stepper, batch: Batch, most_tokens: int) -> tuple[float, float]:
     """A prefill of ``batch`` and two decode steps -> seconds of the prefill and of the second step. That step is the last
@@ -45,6 +50,43 @@ def meet_loose_rows(stepper: Stepper, rows: int, most_tokens: int) -> None:
             stepper.run(Step((first.row(page, RowKind.prompt),)))
     finally:
         _release(stepper, sequences)
+
+
+class AnyRows:
+    """Passes of whatever a server's rows may become, so that no kernel is loaded or compiled while a client waits: rows beside a prompt's
+    part, and parts of prompts whose pages are not adjacent. ``most_tokens`` of each of ``rows`` have room beside each other,
+    ``pass_tokens`` in a pass. Takes some twenty passes."""
+
+    def __init__(self, stepper: Stepper, rows: int, most_tokens: int, pass_tokens: int):
+        self._stepper, self._rows, self._most_tokens, self._pass_tokens = stepper, rows, most_tokens, pass_tokens
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Behind the rehearsal of :func:`meet_loose_rows`; ``logits`` stay as they are."""
+        most, page = self._most_tokens, self._stepper.pool.page_tokens
+        sequences = [KvSequence.of(number, [0]) for number in range(self._rows)]
+        try:
+            for sequence in sequences:
+                sequence.hold(self._stepper.pool.pages, most)
+            first, few = sequences[0], sequences[: min(self._rows, 2)]
+            for some in ([1] * len(few), [most * (number + 1) // self._rows for number in range(self._rows)]):
+                _decode(self._stepper, sequences[: len(some)], [end - 1 for end in some])
+            part = max(1, min(self._pass_tokens - self._rows + 1, most, _PART))
+            for end in {part, most}:
+                self._part(first, end, part, sequences[1:])
+            first.pages.reverse()
+            # compiled for as many tokens of a row, up to a limit of the kernel's own, and for keys as a whole or in parts
+            for end in {min(max(page + 1, _FEW[-1]), most), most} if len(first.pages) > 1 else ():
+                for tokens in _FEW:
+                    self._part(first, end, min(tokens, end))
+        finally:
+            _release(self._stepper, sequences)
+
+    def _part(self, sequence: KvSequence, end: int, tokens: int, beside: Sequence[KvSequence] = ()) -> None:
+        """The last ``tokens`` before ``end`` of a prompt, behind those ``beside`` it that decode: each as far as it was before."""
+        sequence.tokens, sequence.cached = [0] * end, end - tokens
+        for each in (*beside, sequence):
+            self._stepper.pretend(each.number, each.cached)
+        self._stepper.run(Step((*(other.row(1, RowKind.decode) for other in beside), sequence.row(tokens, RowKind.prompt))))
 
 
 def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[Step], None], tokens: int = 1) -> None:

@@ -144,9 +144,10 @@ def test_there_is_none_without_a_card_or_a_pool() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+    import penstock.runtime.kv.attention.kernel_shape as kernel_shape
     import penstock.runtime.kv.attention.paged_triton as paged_triton
 
-    paged_triton._LEAST_KEYS = 32  # so that these short rows are split, too
+    kernel_shape._LEAST_KEYS = 32  # so that these short rows are split, too
     kernels = {count: paged_triton.TritonKernel(count) for count in (1, 4096)}
     shape, cases = tuple(json.loads(sys.argv[1])), [(1, 4096), (20, 1)]
     types = {"float32": torch.float32, "float16": torch.float16}

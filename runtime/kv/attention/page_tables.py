@@ -44,9 +44,11 @@ class PageTables:
         width, count = max(map(len, used)), len(rows)
         table = [page for pages in used for page in (*pages, *[0] * (width - len(pages)))]
         each = [(at.first, at.row.start, len(at.row.tokens), at.row.end) for at in rows]
-        firsts, starts, counts, ends, pages = put([*chain.from_iterable(zip(*each, strict=True)), *table]).split(
-            [*[count] * 4, count * width]
-        )
+        # each begins at a multiple of 16 bytes, whatever the rows: a kernel is compiled once more for addresses that do not
+        even = [0] * (count % 2)
+        columns = [(*column, *even) for column in zip(*each, strict=True)]
+        *numbers, pages = put([*chain.from_iterable(columns), *table]).split([*[count + len(even)] * 4, count * width])
+        firsts, starts, counts, ends = (column[:count] for column in numbers)
         most, keys = max(len(at.row.tokens) for at in rows), max(at.row.end for at in rows)
         return cls(firsts, starts, counts, ends, pages.view(count, width), page_tokens, most, keys)
 

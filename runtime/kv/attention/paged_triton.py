@@ -7,13 +7,12 @@ import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.kv.attention.kernel_shape import KernelShape
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 
 _MOST_DIM = 512
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_LEAST_KEYS = 256
-"""Of a split, at least: with fewer, merging costs more than the splits save."""
 _VARYING = ["table_row", "window", "splits", "group"]
 
 
@@ -168,28 +167,27 @@ class TritonKernel:
         keys, values = held
         rows, heads, dim, value_dim = len(tables.counts), keys.shape[1], keys.shape[2], values.shape[2]
         group = query.shape[1] // heads
-        wide, value_wide = (max(16, triton.next_power_of_2(d)) for d in (dim, value_dim))
-        lines, width = _tile(max(wide, value_wide), tables.most_tokens * group)
-        blocks = triton.cdiv(tables.most_tokens * group, lines)
-        splits = self.splits(blocks * rows * heads, min(tables.most_keys, (traits.window or tables.most_keys) + tables.most_tokens))
+        shape = KernelShape.of(tables, heads, group, (dim, value_dim), traits.window, self._processors)
+        splits = shape.splits
         parts = stats = out
         if splits > 1:
             parts = torch.empty(len(query) * query.shape[1] * splits * value_dim, dtype=torch.float32, device=query.device)
             stats = torch.empty(len(query) * query.shape[1] * splits * 2, dtype=torch.float32, device=query.device)
         sinks, slopes = (out if given is None else given for given in (traits.sinks, traits.slopes))
-        self._attend((blocks, rows, heads * splits),
+        self._attend((shape.blocks, rows, heads * splits),
             query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.ends,
             tables.pages, sinks, slopes,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
             tables.pages.stride(0), traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
-            KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=wide, VALUES_WIDE=value_wide, LINES=lines, KEYS=width, PAGE=tables.page_tokens,
+            KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=shape.wide, VALUES_WIDE=shape.value_wide, LINES=shape.lines, KEYS=shape.keys,
+            PAGE=tables.page_tokens,
             WINDOW=traits.window is not None, SOFTCAP=traits.softcap is not None, SINKS=traits.sinks is not None,
-            SLOPES=traits.slopes is not None, WHOLE=splits == 1, num_warps=4, num_stages=2,
+            SLOPES=traits.slopes is not None, WHOLE=shape.whole, num_warps=4, num_stages=2,
         )  # fmt: skip
         if splits > 1:
             self._merge((rows, query.shape[1], tables.most_tokens),
                 parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], *out.stride()[:2],
-                VALUE_DIM=value_dim, VALUES_WIDE=value_wide, SINKS=traits.sinks is not None,
+                VALUE_DIM=value_dim, VALUES_WIDE=shape.value_wide, SINKS=traits.sinks is not None,
             )  # fmt: skip
 
     def write(self, held: Pair, new: Pair, slots: torch.Tensor) -> bool:
@@ -204,13 +202,3 @@ class TritonKernel:
             KEYS_WIDE=triton.next_power_of_2(dim), VALUES_WIDE=triton.next_power_of_2(value_dim), num_warps=1,
         )  # fmt: skip
         return True
-
-    def splits(self, programs: int, keys: int) -> int:
-        """How many parts each row's keys are cut into."""
-        return max(1, min(2 * self._processors // programs, keys // _LEAST_KEYS))
-
-
-def _tile(wide: int, lines: int) -> tuple[int, int]:
-    """Lines and keys of one product, so that its operands fit the processor's own memory."""
-    most = 64 if wide <= 128 else 32 if wide <= 256 else 16
-    return max(16, min(most, triton.next_power_of_2(lines))), most if wide <= 256 else 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -25,6 +26,7 @@ from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import EngineOptions
+from penstock.runtime.engine.rehearsal import AnyRows
 from penstock.runtime.engine.session import Session, open_session
 from penstock.runtime.memory.ground import Ground
 from penstock.runtime.serve.motor.grammars import Grammars
@@ -66,7 +68,7 @@ class Served:
             opened = open_session(plan, checkpoint, ground, options, self._cfg.kv, mark=lambda phase: self._tell(phase, 1, 1))
             self.session = session = stack.enter_context(opened)
             self._sampler = RowSampler(session.engine.stepper.put, drawn_rows(plan), block_rows(plan))
-            session.load(self._largest, self._tell, [self._sampler])
+            session.load(self._largest, self._tell, [self._sampler, *self._any_rows])
             for line in (session.pageable, session.launched, session.slow_pages):
                 if line is not None:
                     _to_stderr(line)
@@ -171,6 +173,15 @@ class Served:
         """The plan's, with all pages that the pool has."""
         limits, pool = ServeLimits.of(self._plan), self.session.engine.kv.pages
         return replace(limits, pages=pool.slots, queue=self._asked.queue or limits.queue)
+
+    @property
+    def _any_rows(self) -> Sequence[AnyRows]:
+        """What is rehearsed of them: on a card alone, since nothing is loaded or compiled on demand on the CPU."""
+        limits, engine = self._limits, self.session.engine
+        if engine.copier is None:
+            return ()
+        most = min(limits.pages // limits.rows * limits.page_tokens, self.capacity_tokens)
+        return (AnyRows(engine.stepper, limits.rows, most, limits.pass_tokens),)
 
     @property
     def _largest(self) -> Batch:

@@ -27,6 +27,7 @@ from penstock.runtime.serve.wire.frames import Frames
 from penstock.runtime.serve.wire.messages import Cancel, Drain, Sampled, Stopped
 from tests.runtime.serve.motors import Motor, alone, motor, serving_plan, submit
 from tests.runtime.steppers import unstreamed
+from tests.support import HostCopier
 
 
 def prompt_of(seed: int, tokens: int) -> list[int]:
@@ -85,6 +86,31 @@ def test_a_row_that_gives_its_pages_up_says_the_same(exact_checkpoint: Path) -> 
         assert [heard.tokens[0] for heard in found] == [alone(tight.served, one.prompt, 40) for one in asked]
         report = tight.front.drain()
     assert report["totals"]["given_up"] > 0 and report["totals"]["tokens"] == 160
+
+
+@pytest.mark.parametrize(("rows", "pages"), [(4, 24), (1, 3), (3, 3)])
+def test_what_a_card_s_server_rehearses_takes_no_page_and_changes_no_reply(exact_checkpoint: Path, rows: int, pages: int) -> None:
+    """Its weights stream meanwhile, or lie there already; rows have several pages each, or one."""
+    plan = serving_plan(exact_checkpoint, rows=rows, pages=pages, gpu=True, resident=(2, 1, 0))
+    with motor(plan, exact_checkpoint, HostCopier()) as made:
+        assert made.served.session.engine.kv.pages.free == pages
+        asked = [submit(k, prompt_of(k, 20), 8) for k in range(3)]
+        found = [heard.tokens[0] for heard in made.front.answers(*asked)]
+        assert found == [alone(made.served, one.prompt, 8) for one in asked]
+
+
+def test_passes_with_a_prompt_are_told_from_those_without(exact_checkpoint: Path) -> None:
+    with motor(serving_plan(exact_checkpoint), exact_checkpoint) as alone_:
+        alone_.front.answers(submit(1, prompt_of(1, 20), 8))
+        alone_.front.answers(submit(2, prompt_of(2, 20), 8))
+        report = alone_.front.drain()
+    totals, kinds = report["totals"], report["totals"]["kinds"]
+    assert (kinds["prompt"]["passes"], kinds["decode"]["passes"]) == (2, 14)
+    assert sum(kind["passes"] for kind in kinds.values()) == totals["passes"]
+    assert sum(kind["seconds"] for kind in kinds.values()) == pytest.approx(totals["pass_s"])
+    for kind in kinds.values():
+        assert 0 < kind["longest_s"] <= kind["seconds"] and kind["predicted_s"] > 0
+    assert report["predicted"]["pass_s"] == pytest.approx(sum(kind["predicted_s"] for kind in kinds.values()) / totals["passes"])
 
 
 def test_prompts_share_pages_within_a_salt_alone(served: Motor, ids: int) -> None:

@@ -1,0 +1,49 @@
+"""How a pass is cut up for a kernel over page tables, and so what that is compiled for. Imports no Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.runtime.kv.attention.page_tables import PageTables
+
+_LEAST_KEYS = 256
+"""Of a split, at least: with fewer, merging costs more than the splits save."""
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """A line is a token of a row and one of the query heads that share a K head."""
+
+    wide: int
+    """Elements of a head's K, as products take them; a power of 2, as all below but ``blocks`` and ``splits``."""
+    value_wide: int
+    lines: int
+    """Of one program."""
+    keys: int
+    """Of one product."""
+    blocks: int
+    """Programs for the lines of the longest row and one K head."""
+    splits: int
+    """Parts that each row's keys are cut into, where rows and heads are fewer than the card's processors."""
+
+    @classmethod
+    def of(cls, tables: PageTables, heads: int, group: int, dims: tuple[int, int], window: int | None, processors: int) -> KernelShape:
+        """Of ``heads`` K heads with ``group`` query heads each. ``dims``: of K and of V. ``window``: tokens that a token sees."""
+        wide, value_wide = (max(16, _power(dim)) for dim in dims)
+        widest, lines = max(wide, value_wide), tables.most_tokens * group
+        most = 64 if widest <= 128 else 32 if widest <= 256 else 16  # operands fit the processor's own memory
+        each = max(16, min(most, _power(lines)))
+        blocks = -(-lines // each)
+        seen = min(tables.most_keys, (window or tables.most_keys) + tables.most_tokens)
+        splits = max(1, min(2 * processors // (blocks * len(tables.counts) * heads), seen // _LEAST_KEYS))
+        return cls(wide, value_wide, each, most if widest <= 256 else 32, blocks, splits)
+
+    @property
+    def whole(self) -> bool:
+        """Whether no row's keys are cut."""
+        return self.splits == 1
+
+
+def _power(number: int) -> int:
+    """Of 2, the next one."""
+    return 1 << (number - 1).bit_length()
