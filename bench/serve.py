@@ -2,6 +2,7 @@
 
     python bench/serve.py work=/dev/shm/penstock out=serve-rows.json cases=rows vram=6GiB       # one case a command, each within 8 minutes
     python bench/serve.py work=/dev/shm/penstock out=serve-load.json cases=crowd,idle vram=12GiB
+    python bench/serve.py work=/dev/shm/penstock out=serve-ninety.json cases=ninety,closed,turns layers=16 vram=4GiB seconds=15 quick=true
     python bench/serve.py work=bench-work cases=rows,crowd,light,ninety,closed,idle,turns model=demo layers=4 prompt=64 new=16 quick=true
 
 `rows`: 1 to 32 rows as a fixed batch and in the server, seconds a step over max(bytes streamed / link, compute). `crowd`: 32 clients over
@@ -11,17 +12,17 @@ and 64 clients, throughput beside the simulator. `idle`: the engine between step
 counts. `transformers`: 16 clients, beside `transformers serve`, with its continuous batching and without. It has all weights in memory.
 
 `model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work, `counts` the rows and the clients of `closed`, `shares` the loads of
-`light`. `seconds` is about how long each load lasts, `pairs` how often a fixed batch runs, `peer_requests` how many each client has for a
-server that others wrote. Cases of one plan share one server, `crowd` and `idle` one load. The checkpoint is made once under `work`, unless
-`checkpoint=DIR` names one; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed once; `quick=true` leaves
-the CPU's products out of it. What a limit is made of is measured by the process that runs the fixed batch (bench/worker.py). Planned load
-is the highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients send. A pass's seconds are the
-server's own, of /metrics.
+`light`. `seconds` is about how long each load lasts, `ninety` twice as long; what each will take is told before. Replies of `ninety` have a
+quarter of the tokens, and those of `closed` as many as there is time for. `pairs` is how often a fixed batch runs, `peer_requests` how many
+each client has for a server that others wrote. Cases of one plan share one server, `crowd` and `idle` one load. The checkpoint is made once
+under `work`, unless `checkpoint=DIR` names one; `host=true` lets the CPU compute beside the card, as plans may. The machine is probed once;
+`quick=true` leaves the CPU's products out of it. What a limit is made of is measured by the process that runs the fixed batch
+(bench/worker.py). Planned load is the highest Poisson rate that the simulator sustains, and it plays the very arrivals that the clients
+send. A pass's seconds are the server's own, of /metrics, told apart by whether a prompt's tokens are in it, each beside the plan's.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,33 +37,29 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
-from bench.clients import COMPLETIONS, Figures, arriving  # noqa: E402
 from bench.hybrid import play  # noqa: E402
 from bench.link import Bench  # noqa: E402
+from bench.serve_loads import VITAL_S, Loads  # noqa: E402
 from bench.serve_peers import Peers  # noqa: E402
-from bench.serve_plans import ServePlans, settled, whole  # noqa: E402
-from bench.serve_rig import Server, grown, histogram_share  # noqa: E402
+from bench.serve_plans import ServePlans, settled  # noqa: E402
+from bench.serve_rig import grown, histogram_share  # noqa: E402
 from bench.serve_turns import Turns  # noqa: E402
 from bench.sse import Reply  # noqa: E402
 from bench.worker import Worker  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
-from penstock.planner.contract.serving.arrivals import Arrivals, Lengths  # noqa: E402
 from penstock.planner.contract.serving.pass_prices import PassPrices  # noqa: E402
 from penstock.planner.contract.serving.serve_limits import ServeLimits  # noqa: E402
-from penstock.planner.contract.serving.serving_forecast import ServingForecast, planned_load, simulate_serving  # noqa: E402
+from penstock.planner.contract.serving.serving_forecast import simulate_serving  # noqa: E402
 
 KEYS = (
     "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
     "llama_server", "gguf", "ngl", "peer_threads", "host", "checkpoint", "counts", "shares", "peer_requests",
 )  # fmt: skip
 CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama", "transformers")
-COUNTS, LIGHT = "1,2,4,8,16,32", "0.3,0.6"
-CLOSED = "1,8,32,64"
-MOST_STEP, LEAST_SHARE, MOST_P50, MOST_P99, NEAR_TTFT, NEAR_RATE = "<= 1.03", ">= 0.92", "<= 2.2", "<= 4", "<= 1.25", "<= 0.1"
+COUNTS = "1,2,4,8,16,32"
+MOST_STEP, LEAST_SHARE = "<= 1.03", ">= 0.92"
 CROWD = 3
 """Requests of each client."""
-VITAL_S = 1.5
-"""Longer than between two words of the engine on itself."""
 
 
 class Serving:
@@ -70,6 +67,16 @@ class Serving:
 
     def __init__(self, servers: ExitStack, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
         self.rig = ServePlans(servers, bench, worker, profile, given)
+        self.loads = Loads(self.rig)
+
+    def light(self) -> Iterator[Row]:
+        return self.loads.light()
+
+    def ninety(self) -> Iterator[Row]:
+        return self.loads.ninety()
+
+    def closed(self) -> Iterator[Row]:
+        return self.loads.closed()
 
     def turns(self) -> Iterator[Row]:
         return Turns(self.rig).turns()
@@ -120,56 +127,12 @@ class Serving:
         """Tokens a second of clients that come and go, over those of as many rows that stay."""
         _, step_s = self.rig.fixed(self.rig.clients)
         replies, _, _ = self.full
-        forecast = simulate_serving(self.rig.served, self.arrivals(CROWD * self.rig.clients, clients=self.rig.clients))
-        found = settled(replies)
+        forecast = simulate_serving(self.rig.served, self.loads.arrivals(CROWD * self.rig.clients, clients=self.rig.clients))
+        found = settled(replies, min(ServeLimits.of(self.rig.served).rows, self.rig.clients))
         yield self.rig.row(
             f"{self.rig.clients} clients", "over the fixed batch", found, self.rig.clients / step_s, "tok/s", LEAST_SHARE,
             forecast.tokens_per_s / found,
         )  # fmt: skip
-
-    def arrivals(self, requests: int, per_s: float = 0.0, clients: int = 1, new: int | None = None) -> Arrivals:
-        return Arrivals(Lengths(self.rig.prompt, new or self.rig.new), requests, per_s, clients, 1)
-
-    def light(self) -> Iterator[Row]:
-        for share in map(float, self.rig.given.get("shares", LIGHT).split(",")):
-            found, _, pass_s, what = self._poisson(share)
-            for name, seconds, most in (("p50", found.ttft_s.p50, MOST_P50), ("p99", found.ttft_s.p99, MOST_P99)):
-                yield self.rig.row(f"TTFT {name} at {share:.0%}", f"in passes; {what}", seconds, pass_s, "s", most)
-
-    def ninety(self) -> Iterator[Row]:
-        found, forecast, _, what = self._poisson(0.9)
-        pairs = (("p50", found.ttft_s.p50, forecast.ttft_s.p50), ("p99", found.ttft_s.p99, forecast.ttft_s.p99))
-        for name, measured, predicted in pairs:
-            off = max(measured / predicted, predicted / measured)
-            yield self.rig.row(f"TTFT {name} at 90%", what, measured, predicted, "s", NEAR_TTFT, predicted / measured, ratio=off)
-
-    def _poisson(self, share: float) -> tuple[Figures, ServingForecast, float, str]:
-        """Measured and simulated at so much of the planned load, and seconds of a pass."""
-        rate = share * planned_load(self.rig.served, self.arrivals(8 * self.rig.clients))
-        arrivals = self.arrivals(min(2000, max(40, round(rate * self.rig.seconds))), rate)
-        forecast = simulate_serving(self.rig.served, arrivals)
-        server, name = self.rig.server(self.rig.path)
-        bodies, before = self.rig.bodies(name, arrivals.requests, seed=f"poisson {share}"), server.metrics()
-        replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, list(arrivals.moments()))), server)
-        pass_s = self._pass_s(server, before)
-        return Figures.of(replies), forecast, pass_s, f"{arrivals.requests} requests, {rate:.3g} a second"
-
-    def _pass_s(self, server: Server, before: Mapping[str, float]) -> float:
-        """The mean of the passes since ``before``."""
-        time.sleep(VITAL_S)
-        after = server.metrics()
-        return grown(before, after, "penstock_engine_busy_seconds_total") / grown(before, after, "penstock_passes_total")
-
-    def closed(self) -> Iterator[Row]:
-        server, name = self.rig.server(self.rig.path)
-        for clients in map(int, self.rig.given.get("counts", CLOSED).split(",")):
-            each = simulate_serving(self.rig.served, self.arrivals(4 * clients, clients=clients))
-            count = max(4, 3 * clients, round(each.requests_per_s * self.rig.seconds))
-            forecast = simulate_serving(self.rig.served, self.arrivals(count, clients=clients))
-            found = settled(self.rig.load(server, name, clients, count, seed=f"closed {clients}"))
-            off = abs(forecast.tokens_per_s / found - 1)
-            what, near = f"{count} requests, throughput beside the simulator's", forecast.tokens_per_s / found
-            yield self.rig.row(f"{clients} clients", what, found, forecast.tokens_per_s, "tok/s", NEAR_RATE, near, ratio=off)
 
     def idle(self) -> Iterator[Row]:
         _, before, after = self.full

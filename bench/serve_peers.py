@@ -42,7 +42,7 @@ class Peers:
         command = [program, "-m", gguf, "-np", str(CLIENTS), "-cb", "-c", str(room), "-ngl", layers, "--host", "127.0.0.1", "--no-webui"]
         theirs = {count: self._rate("llama-server", [*command, "-t", count], bodies) for count in dict.fromkeys(threads)}
         best = max(theirs, key=theirs.__getitem__)
-        mine = settled(self.rig.load(*self.rig.server(self.rig.path), CLIENTS, self.requests, seed="llama"))
+        mine = settled(self.rig.load(*self.rig.server(self.rig.path), CLIENTS, self.requests, seed="llama"), CLIENTS)
         each = ", ".join(f"{count}: {rate:.3g}" for count, rate in theirs.items())
         what = f"{CLIENTS} clients; {best} threads, -ngl {layers}: {each}"
         yield self.rig.row("over llama.cpp's server", what, mine, theirs[best], "tok/s", ">= 1.3" if self.rig.hybrid.card else "")
@@ -52,7 +52,7 @@ class Peers:
         server, name = self.rig.server(self.rig.path)
         bodies = [{"model": name, "prompt": text, "max_tokens": self.rig.new, "temperature": 0, "stream": True} for text in self._texts]
         asked = [body | {"ignore_eos": True, "stream_options": {"include_usage": True}} for body in bodies]
-        mine = settled(whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, CLIENTS)), server))
+        mine = settled(whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, CLIENTS)), server), CLIENTS)
         exact = json.dumps({"max_new_tokens": self.rig.new, "min_new_tokens": self.rig.new, "do_sample": False})
         model = str(self.rig.checkpoint)
         theirs = [body | {"model": model, "generation_config": exact} for body in bodies]
@@ -93,7 +93,7 @@ class Peers:
             raise SystemExit(f"{name}: {failed[0]}")  # transformers ends a stream without [DONE], so that none of its replies is whole
         if short := [reply.tokens for reply in replies if reply.tokens != self.rig.new]:
             raise SystemExit(f"{name}: {len(short)} of {len(replies)} replies have {short[0]} tokens or so, not {self.rig.new}")
-        return settled(replies)
+        return settled(replies, CLIENTS)
 
 
 def free_port() -> int:

@@ -110,6 +110,10 @@ class ServePlans:
         """A closed loop's replies. SystemExit where one failed."""
         return whole(asyncio.run(closed_loop(server.address, COMPLETIONS, self.bodies(name, count, new, seed), clients)), server)
 
+    def say(self, what: str, seconds: float) -> None:
+        """What comes next, and how long it will take by the plan."""
+        print(f"  {what}: about {seconds:.0f} s", file=sys.stderr, flush=True)
+
     def link_gbps(self, plan: Plan) -> float:
         """Of the card's link, by the process that runs plans, once; 0 without a card."""
         if self._link_gbps is None:
