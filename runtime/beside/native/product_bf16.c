@@ -1,7 +1,8 @@
 /* BF16 matrices. part[0]: [rows][columns].
  *
  * A block is a few rows of the matrix times a few input rows, whose sums stay in registers. Columns go in chunks, so that the block's
- * weights, read for several groups of input rows, stay in the first cache. While a block is multiplied the next one is prefetched. */
+ * weights, read for several groups of input rows, stay in the first cache. While a chunk is multiplied the next one is
+ * prefetched, the next block's first behind the last. */
 #include "products.h"
 
 #ifdef HAS_X86
@@ -142,7 +143,7 @@ FOR_AVX2 void bf16_avx2(const struct matrix *m, int64_t first, int64_t last, con
             int64_t chunk = columns - k < CHUNK ? columns - k : CHUNK;                                                               \
             for (int g = 0; g * 4 < rows; g++) {                                                                                     \
                 const uint16_t *x = in->xb + (from + g * 4) * columns + k;                                                           \
-                int64_t ahead = g ? 0 : high * columns;                                                                              \
+                int64_t ahead = g ? 0 : k + CHUNK < columns ? CHUNK : high * columns - k;                                            \
                 switch (rows - g * 4) {                                                                                              \
                 case 1: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 1); break;                                      \
                 case 2: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 2); break;                                      \

@@ -10,6 +10,47 @@
 /* Columns decoded at once, in registers of 32. */
 enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
 
+/* The order in which `block` gives 32 columns, by fours. Codes of 16 bytes stand in all quarters of a register, and each four columns are cut
+ * from one of its two words of 64 bits, the first or the second by turns: so no code crosses a lane. Inputs are brought into the same order
+ * once, sums back from it at a row's end, so that they are those of the columns' own order to the bit. */
+enum order { IN_ORDER, BY_TURNS };
+
+FOR_AVX512 ALONE __m512i in_turns(__m512i columns)
+{
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), columns);
+}
+
+FOR_AVX512 ALONE __m512i from_turns(__m512i columns)
+{
+    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), columns);
+}
+
+FOR_AVX512 ALONE float sum_from(__m512 sums, const enum order order)
+{
+    return _mm512_reduce_add_ps(order == BY_TURNS ? _mm512_castsi512_ps(from_turns(_mm512_castps_si512(sums))) : sums);
+}
+
+FOR_AVX512 ALONE void put_in_turns(const uint16_t *x, int64_t count, uint16_t *out)
+{
+    for (int64_t k = 0; k < count; k += TILE)
+        _mm512_storeu_si512(out + k, in_turns(_mm512_loadu_si512(x + k)));
+}
+
+/* From 16 bytes of codes, two a byte, the lower half first: 32 words by turns whose lowest four bits are the codes; above them is anything. */
+FOR_AVX512 ALONE __m512i nibbles_by_turns(const uint8_t *codes, const int native)
+{
+    __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)codes));
+    if (native) {
+        const __m512i places = _mm512_setr_epi64(0x0c0c080804040000, 0x0c0c080804040000, 0x1c1c181814141010, 0x1c1c181814141010,
+                                                 0x2c2c282824242020, 0x2c2c282824242020, 0x3c3c383834343030, 0x3c3c383834343030);
+        __asm__("vpmultishiftqb %1, %2, %0" : "=v"(all) : "v"(all), "v"(places));
+        return all;
+    }
+    const __m512i places = _mm512_setr_epi64(0x8001800180008000, 0x8009800980088008, 0x8003800380028002, 0x800b800b800a800a,
+                                             0x8005800580048004, 0x800d800d800c800c, 0x8007800780068006, 0x800f800f800e800e);
+    return _mm512_srlv_epi16(_mm512_shuffle_epi8(all, places), _mm512_set1_epi64(0x0004000000040000));
+}
+
 /* What the BF16 instructions do. They are written as such, and not as intrinsics, since a function for a narrower instruction set has them,
  * too, behind `native`, a constant. Without them rounding takes four operations, and a product of pairs two. */
 FOR_AVX512 ALONE __m256i narrowed(__m512 values, const int native)
@@ -35,6 +76,15 @@ FOR_AVX512 ALONE __m512i both_narrowed(__m512 high, __m512 low, const int native
     return _mm512_inserti64x4(_mm512_castsi256_si512(narrowed(low, 0)), narrowed(high, 0), 1);
 }
 
+/* To a compiler so many numbers are changed here: one of them in all lanes is then a load, and not two shuffles, which are what binds. */
+#define FROM_MEMORY(numbers, count) __asm__("" : "+m"(*(float(*)[count])(numbers)))
+
+/* Sixteen numbers for a permutation whose codes' fifth bit may be anything. */
+FOR_AVX512 ALONE __m512i table_of_16(__m512 values, const int native)
+{
+    return native ? both_narrowed(values, values, native) : _mm512_broadcast_i64x4(narrowed(values, native));
+}
+
 FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, const int native)
 {
     const __m512i input = _mm512_loadu_si512(x), odd = _mm512_set1_epi32((int)0xffff0000u);
@@ -53,7 +103,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
  *     open(state *, m, row)
  *     block(state *, column, __m512i w[4], n, native) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
  *                                                     the end */
-#define BLOCKS_AT(name, native, level, state, open, block, decode)                                                                   \
+#define BLOCKS_AT(name, native, level, order, state, open, block, decode)                                                                   \
     FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -68,17 +118,17 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             open(&row, m, o);                                                                                                        \
             for (; k + BLOCK <= columns; k += BLOCK, out += BLOCK) {                                                                 \
                 block(&row, k, w, 4, native);                                                                                        \
-                _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, w[t]);                       \
+                _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, order == BY_TURNS ? from_turns(w[t]) : w[t]);                       \
             }                                                                                                                        \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
             if (tiles)                                                                                                               \
                 block(&row, k, w, tiles, native);                                                                                    \
             for (int t = 0; t < tiles; t++, out += TILE)                                                                             \
-                _mm512_storeu_si512(out, w[t]);                                                                                      \
+                _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                                                                      \
         }                                                                                                                            \
     }                                                                                                                                \
     static STRIPS_AT(name##_strips, name##_decoded, level)                                                                           \
-    FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride,          \
+    FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const uint16_t *x, float *y, int64_t stride,          \
                                            const int high, const int wide)                                                           \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -97,7 +147,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
                 block(&rows[i], k, w, 4, native);                                                                                    \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                     _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[i][r] =                                                 \
-                        and_pairs(sums[i][r], w[t], in->xb + r * columns + k + 32 * t, native);                                      \
+                        and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                      \
             }                                                                                                                        \
         for (int i = 0; k < columns && i < high; i++) {                                                                              \
             __m512i w[4];                                                                                                            \
@@ -105,10 +155,10 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             block(&rows[i], k, w, tiles, native);                                                                                    \
             for (int r = 0; r < wide; r++)                                                                                           \
                 for (int t = 0; t < tiles; t++)                                                                                      \
-                    sums[i][r] = and_pairs(sums[i][r], w[t], in->xb + r * columns + k + 32 * t, native);                             \
+                    sums[i][r] = and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                             \
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = _mm512_reduce_add_ps(sums[i][r]);         \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_from(sums[i][r], order);         \
     }                                                                                                                                \
     FOR_AVX512 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                          \
     {                                                                                                                                \
@@ -128,34 +178,46 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             block(&row, k, w, tiles, native);                                                                                        \
         for (int t = 0; t < tiles; t++)                                                                                              \
             sums[0] = and_pairs(sums[0], w[t], x + k + TILE * t, native);                                                            \
-        return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                \
+        return sum_from(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])), order);                \
     }                                                                                                                                \
-    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, float *y,         \
                                           int64_t stride, const int wide)                                                            \
     {                                                                                                                                \
         int64_t o = first;                                                                                                           \
         for (; wide == 1 && o < last; o++)                                                                                           \
-            y[o] = name##_one(m, o, in->xb);                                                                                         \
+            y[o] = name##_one(m, o, x);                                                                                         \
         for (; o + 4 <= last; o += 4)                                                                                                \
-            name##_some(m, o, in, y, stride, 4, wide);                                                                               \
+            name##_some(m, o, x, y, stride, 4, wide);                                                                               \
         for (; o < last; o++)                                                                                                        \
-            name##_some(m, o, in, y, stride, 1, wide);                                                                               \
+            name##_some(m, o, x, y, stride, 1, wide);                                                                               \
+    }                                                                                                                                \
+    FOR_AVX512 ALONE void name##_few(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, int64_t rows, float *y,  \
+                                     int64_t stride)                                                                                 \
+    {                                                                                                                                \
+        switch (rows) {                                                                                                              \
+        case 1: name##_all(m, first, last, x, y, stride, 1); break;                                                                  \
+        case 2: name##_all(m, first, last, x, y, stride, 2); break;                                                                  \
+        case 3: name##_all(m, first, last, x, y, stride, 3); break;                                                                  \
+        default: name##_all(m, first, last, x, y, stride, 4); break;                                                                 \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    FOR_AVX512 static __attribute__((noinline)) void name##_turned(const struct matrix *m, int64_t first, int64_t last,              \
+                                                                   const struct inputs *in, float *y, int64_t stride)                \
+    {                                                                                                                                \
+        const int64_t count = order == BY_TURNS ? in->rows * m->columns : 0;                                                         \
+        uint16_t x[count + TILE] __attribute__((aligned(64)));                                                                       \
+        put_in_turns(in->xb, count, x);                                                                                              \
+        name##_few(m, first, last, order == BY_TURNS ? x : in->xb, in->rows, y, stride);                                             \
     }                                                                                                                                \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,                     \
                                     int64_t stride)                                                                                  \
     {                                                                                                                                \
-        switch (m->columns % TILE ? 0 : in->rows) {                                                                                  \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: name##_strips(m, first, last, in, y, stride); break;                                                                \
-        }                                                                                                                            \
+        (m->columns % TILE || in->rows > MOST_WIDE ? name##_strips : name##_turned)(m, first, last, in, y, stride);                  \
     }
 
-#define BLOCKS(name, state, open, block, decode)                                                                                     \
-    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, state, open, block, decode)                                                            \
-    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, state, open, block, decode)                                                          \
+#define BLOCKS(name, order, state, open, block, decode)                                                                                     \
+    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, order, state, open, block, decode)                                                            \
+    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, order, state, open, block, decode)                                                          \
     static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX)                                                                    \
     void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
     {                                                                                                                                \

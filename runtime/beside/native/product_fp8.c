@@ -70,29 +70,43 @@ FOR_AVX512 ALONE void open_fp8_row(struct fp8_row *row, const struct matrix *m, 
 FOR_AVX512 ALONE __m512 from_words(__m256i words, __m512 scale)
 {
     __m256i shifted = _mm256_slli_epi16(words, 7); /* exponent and mantissa at their places, and above them copies of the sign */
-    __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff));
-    __mmask16 wrong = _mm256_cmpeq_epi16_mask(_mm256_and_si256(words, _mm256_set1_epi16(127)), _mm256_set1_epi16(127));
-    __m512 value = _mm512_mul_ps(_mm512_cvtph_ps(halves), scale);
-    return _mm512_mask_mov_ps(value, wrong, _mm512_castsi512_ps(_mm512_set1_epi32(0x7fc00000)));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16((short)0xbfff))), scale);
+}
+
+/* Where all but the sign are ones, which F16 takes for a number. */
+FOR_AVX512 ALONE __mmask64 none_of(const uint8_t *numbers, const int tiles)
+{
+    const __m512i bytes = _mm512_maskz_loadu_epi8(tiles > 1 ? ~(__mmask64)0 : 0xffffffffu, numbers);
+    return _mm512_cmpeq_epi8_mask(_mm512_or_si512(bytes, _mm512_set1_epi8((char)128)), _mm512_set1_epi8(-1));
+}
+
+FOR_AVX512 static __attribute__((noinline)) void put_none(__mmask64 none, __m512i *w)
+{
+    for (int half = 0; half < 2; half++)
+        w[half] = _mm512_mask_mov_epi16(w[half], (__mmask32)(none >> 32 * half), _mm512_set1_epi16(0x7fc0));
 }
 
 FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *numbers = row->at.numbers + column;
     float scale;
-    _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
-    _mm_prefetch((const char *)(numbers + 1088), _MM_HINT_T0);
+    fetch(numbers, 2);
     for (int t = 0; t < tiles; t++) {
         if (next_fp8_scale(&row->at, &scale))
             row->scale = _mm512_set1_ps(scale);
-        __m256i low = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t)));
-        __m256i high = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(numbers + 32 * t + 16)));
-        w[t] = both_narrowed(from_words(high, row->scale), from_words(low, row->scale), native);
+        __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(numbers + 32 * t)));
+        w[t] = both_narrowed(from_words(_mm512_extracti64x4_epi64(words, 1), row->scale), from_words(_mm512_castsi512_si256(words), row->scale),
+                             native);
+    }
+    for (int t = 0; t < tiles; t += 2) {
+        const __mmask64 none = none_of(numbers + 32 * t, tiles - t);
+        if (__builtin_expect(none != 0, 0))
+            put_none(none, w + t);
     }
 }
 
-BLOCKS(fp8, fp8_row, open_fp8, block_fp8, fp8_rows_of)
-BLOCKS(fp8_row, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
+BLOCKS(fp8, IN_ORDER, fp8_row, open_fp8, block_fp8, fp8_rows_of)
+BLOCKS(fp8_row, IN_ORDER, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
 
 struct fp8_row_avx2 {
     struct fp8_place at;
@@ -126,7 +140,7 @@ FOR_AVX2 ALONE void block_fp8_avx2(struct fp8_row_avx2 *row, int64_t column, __m
     float scale;
     const __m256i size = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)numbers), _mm256_set1_epi8(127));
     const int none = _mm256_movemask_epi8(_mm256_cmpeq_epi8(size, _mm256_set1_epi8(127)));
-    _mm_prefetch((const char *)(numbers + 1024), _MM_HINT_T0);
+    fetch(numbers, 1);
     if (next_fp8_scale(&row->at, &scale))
         row->scale = _mm256_set1_ps(scale);
     for (int t = 0; t < 2; t++) {

@@ -12,12 +12,6 @@ STRIPS_AT(q6_k_portable, q6_k_strip, LEVEL_PORTABLE)
 #ifdef HAS_X86
 GGUF_OPENS(FOR_AVX512)
 
-FOR_AVX512 ALONE void fetch(const uint8_t *ahead, int lines)
-{
-    for (int line = 0; line < lines; line++)
-        _mm_prefetch((const char *)ahead + 64 * line, _MM_HINT_T0);
-}
-
 /* A F16 number in all lanes. */
 FOR_AVX512 ALONE __m512 half_of(const uint8_t *bytes)
 {
@@ -30,9 +24,9 @@ FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *
 {
     const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
-    fetch(block + 1024, 2);
+    fetch(block, 2);
     for (int t = 0; t < tiles; t++, block += BYTES_Q4_0) {
-        __m512i table = _mm512_broadcast_i64x4(narrowed(_mm512_mul_ps(numbers, half_of(block)), native));
+        __m512i table = table_of_16(_mm512_mul_ps(numbers, half_of(block)), native);
         __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(block + 2)));
         __m512i codes = _mm512_inserti64x4(_mm512_castsi256_si512(both), _mm256_srli_epi16(both, 4), 1);
         w[t] = _mm512_permutexvar_epi16(codes, table);
@@ -42,7 +36,7 @@ FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *
 FOR_AVX512 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q8_0;
-    fetch(block + 1024, 3);
+    fetch(block, 3);
     for (int t = 0; t < tiles; t++, block += BYTES_Q8_0) {
         const __m512 scale = half_of(block);
         __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 2))));
@@ -63,28 +57,29 @@ FOR_AVX512 ALONE void six_bits(const uint8_t *block, float *factors)
     _mm512_storeu_ps(factors, _mm512_mul_ps(by, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(all))));
 }
 
-/* 16 numbers from `begin` on, as group g of a large block has them, in BF16. */
-FOR_AVX512 ALONE __m256i weights_of(const float *factors, int g, float begin, const int native)
+/* 16 numbers from `begin` on, as group g of a large block has them. */
+FOR_AVX512 ALONE __m512 weights_of(const float *factors, int g, float begin)
 {
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     __m512 products = _mm512_mul_ps(_mm512_add_ps(numbers, _mm512_set1_ps(begin)), _mm512_set1_ps(factors[g]));
-    return narrowed(_mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g])), native);
+    return _mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g]));
 }
 
 FOR_AVX512 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q4_K;
     const int half = column % LARGE / BLOCK;
+    const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(16);
     (void)tiles; /* always 4 */
-    fetch(block + half * 72 + 1024, 2);
+    fetch(block + half * 72, 2);
     if (!half)
         six_bits(block, row->factors);
     for (int pair = 0; pair < 2; pair++) {
         const int g = 4 * half + 2 * pair;
-        __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 16 + 64 * half + 32 * pair)));
-        w[2 * pair] = _mm512_permutexvar_epi16(both, _mm512_broadcast_i64x4(weights_of(row->factors, g, 0, native)));
-        w[2 * pair + 1] =
-            _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), _mm512_broadcast_i64x4(weights_of(row->factors, g + 1, 0, native)));
+        const __m512i table = both_narrowed(weights_of(row->factors, g + 1, 0), weights_of(row->factors, g, 0), native);
+        const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 16 + 64 * half + 32 * pair)));
+        w[2 * pair] = _mm512_permutexvar_epi16(_mm512_and_si512(both, nibble), table);
+        w[2 * pair + 1] = _mm512_permutexvar_epi16(_mm512_or_si512(_mm512_srli_epi16(both, 4), upper), table);
     }
 }
 
@@ -94,7 +89,7 @@ FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *
     const int half = column % LARGE / BLOCK;
     const __m512i nibble = _mm512_set1_epi16(15);
     (void)tiles; /* always 4 */
-    fetch(block + half * 88 + 1024, 2);
+    fetch(block + half * 88, 2);
     if (!half)
         six_bits(block, row->factors);
     /* the fifth bit of group 4 * half at its place, of each next one a place higher */
@@ -104,8 +99,7 @@ FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *
         __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(block + 48 + 64 * half + 32 * pair)));
         for (int upper = 0; upper < 2; upper++) {
             const int g = 4 * half + 2 * pair + upper;
-            __m512i table = _mm512_castsi256_si512(weights_of(row->factors, g, 0, native));
-            table = _mm512_inserti64x4(table, weights_of(row->factors, g, 16, native), 1);
+            __m512i table = both_narrowed(weights_of(row->factors, g, 16), weights_of(row->factors, g, 0), native);
             /* the lowest four bits of one, above them those of the other; the table minds five */
             __m512i codes = _mm512_ternarylogic_epi64(nibble, upper ? _mm512_srli_epi16(both, 4) : both, fifth, 0xca);
             w[2 * pair + upper] = _mm512_permutexvar_epi16(codes, table);
@@ -121,7 +115,7 @@ FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *
     const __m256i nibble = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48), middle = _mm256_set1_epi8(32);
     const __m512 scale = half_of(block + 208);
     (void)tiles; /* always 4 */
-    fetch(block + half * 105 + 1024, 2);
+    fetch(block + half * 105, 2);
     __m256i high = _mm256_loadu_si256((const __m256i *)(block + 128 + 32 * half));
     for (int t = 0; t < 4; t++) {
         __m256i low = _mm256_loadu_si256((const __m256i *)(block + 64 * half + t % 2 * 32));
@@ -137,9 +131,9 @@ FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
-BLOCKS(q4_0, gguf_row, open_q4_0, block_q4_0, q4_0_strip)
-BLOCKS(q8_0, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
-BLOCKS(q4_k, gguf_row, open_q4_k, block_q4_k, q4_k_strip)
-BLOCKS(q5_k, gguf_row, open_q5_k, block_q5_k, q5_k_strip)
-BLOCKS(q6_k, gguf_row, open_q6_k, block_q6_k, q6_k_strip)
+BLOCKS(q4_0, IN_ORDER, gguf_row, open_q4_0, block_q4_0, q4_0_strip)
+BLOCKS(q8_0, IN_ORDER, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
+BLOCKS(q4_k, IN_ORDER, gguf_row, open_q4_k, block_q4_k, q4_k_strip)
+BLOCKS(q5_k, IN_ORDER, gguf_row, open_q5_k, block_q5_k, q5_k_strip)
+BLOCKS(q6_k, IN_ORDER, gguf_row, open_q6_k, block_q6_k, q6_k_strip)
 #endif

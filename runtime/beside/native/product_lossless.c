@@ -71,9 +71,8 @@ FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, _
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     const uint8_t *low = row->low + column, *codes = row->codes + column / 2;
     (void)tiles, (void)native; /* always 4; nothing is rounded */
-    _mm_prefetch((const char *)(low + 1024), _MM_HINT_T0);
-    _mm_prefetch((const char *)(low + 1088), _MM_HINT_T0);
-    _mm_prefetch((const char *)(codes + 512), _MM_HINT_T0);
+    fetch(low, 2);
+    fetch(codes, 1);
     for (int half = 0; half < 2; half++) {
         /* a number's code in the lowest four bits of a word; the table has all 16 twice, so a fifth bit says nothing */
         __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 32 * half)));
@@ -88,5 +87,5 @@ FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, _
         put_escapes(row, row->begin + column, w);
 }
 
-BLOCKS(lossless, lossless_row, open_lossless, block_lossless, lossless_rows)
+BLOCKS(lossless, IN_ORDER, lossless_row, open_lossless, block_lossless, lossless_rows)
 #endif

@@ -75,26 +75,33 @@ FOR_AVX2 ALONE void open_mxfp4(struct mxfp4_row *row, const struct matrix *m, in
     row->scales = (const uint8_t *)m->part[1] + o * m->columns / GROUP;
 }
 
-FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+/* The numbers times 2 ** (scale - 127): where all stay normal ones, by their exponents. */
+FOR_AVX512 ALONE __m512i mxfp4_table(__m512i plain, uint8_t scale, const int native)
 {
-    const __m512 numbers = _mm512_loadu_ps(e2m1);
-    const uint8_t *codes = row->codes + column / 2, *scales = row->scales + column / GROUP;
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
-    for (int t = 0; t < tiles; t++) {
-        __m512 weights = _mm512_mul_ps(numbers, _mm512_set1_ps(from_e8m0(scales[t])));
-        __m512i table = _mm512_broadcast_i64x4(narrowed(weights, native));
-        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
-        w[t] = _mm512_permutexvar_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 12)), table);
-    }
+    enum { FIRST = 2, LAST = 252, NO_ZEROS = 0xfefe };
+    if (__builtin_expect((uint8_t)(scale - FIRST) > LAST - FIRST, 0))
+        return table_of_16(_mm512_mul_ps(_mm512_loadu_ps(e2m1), _mm512_set1_ps(from_e8m0(scale))), native);
+    return _mm512_mask_add_epi16(plain, NO_ZEROS | (__mmask32)NO_ZEROS << 16, plain, _mm512_set1_epi16((short)((scale - 127) * 128)));
 }
 
-BLOCKS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
+FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+{
+    const __m512i plain = _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000,
+                                                                   (short)0xbf00, (short)0xbf80, (short)0xbfc0, (short)0xc000,
+                                                                   (short)0xc040, (short)0xc080, (short)0xc0c0));
+    const uint8_t *codes = row->codes + column / 2, *scales = row->scales + column / GROUP;
+    fetch(codes, 1);
+    for (int t = 0; t < tiles; t++)
+        w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), mxfp4_table(plain, scales[t], native));
+}
+
+BLOCKS(mxfp4, BY_TURNS, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
 
 /* Of codes' numbers, unscaled: each has four bits, so none is rounded. */
 FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
 {
     const struct table_avx2 table = {_mm256_setr_epi8(E2M1_LOWER, E2M1_LOWER), _mm256_setr_epi8(E2M1_UPPER, E2M1_UPPER)};
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    fetch(codes, 1);
     from_table(neighbours_in_order(codes), &table, w);
 }
 
@@ -126,7 +133,8 @@ FOR_AVX2 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, in
 FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
-    const __m128i nibble = _mm_set1_epi8(15);
+    const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_setr_epi64(0, 0x0010001000100010, 0, 0x0010001000100010, 0, 0x0010001000100010,
+                                                                            0, 0x0010001000100010);
     const uint8_t *codes = row->codes + column / 2;
     float scales[BLOCK / SMALL_GROUP];
     uint8_t bits[BLOCK / SMALL_GROUP] = {0};
@@ -137,19 +145,18 @@ FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i
     __m256 found = _mm256_mul_ps(_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff))), _mm256_set1_ps(256));
     found = row->divides ? _mm256_div_ps(found, _mm256_set1_ps(row->factor)) : _mm256_mul_ps(found, _mm256_set1_ps(row->factor));
     _mm256_storeu_ps(scales, _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(none))));
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    FROM_MEMORY(scales, BLOCK / SMALL_GROUP);
+    fetch(codes, 1);
     for (int t = 0; t < tiles; t++) {
-        __m128i both = _mm_loadu_si128((const __m128i *)(codes + 16 * t));
-        __m128i even = _mm_and_si128(both, nibble), odd = _mm_and_si128(_mm_srli_epi16(both, 4), nibble);
-        __m512 a = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(even, odd)), numbers);
-        __m512 b = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(even, odd)), numbers);
-        a = _mm512_mul_ps(a, _mm512_set1_ps(scales[2 * t]));
-        b = _mm512_mul_ps(b, _mm512_set1_ps(scales[2 * t + 1]));
-        w[t] = both_narrowed(b, a, native);
+        const __m512 first = _mm512_mul_ps(numbers, _mm512_set1_ps(scales[2 * t]));
+        const __m512 second = _mm512_mul_ps(numbers, _mm512_set1_ps(scales[2 * t + 1]));
+        /* sixteen columns have the table's first half, the next ones its second */
+        const __m512i places = _mm512_ternarylogic_epi64(nibbles_by_turns(codes + 16 * t, native), nibble, upper, 0xea);
+        w[t] = _mm512_permutexvar_epi16(places, both_narrowed(second, first, native));
     }
 }
 
-BLOCKS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
+BLOCKS(nvfp4, BY_TURNS, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
 
 FOR_AVX2 ALONE __m256 nvfp4_scale_avx2(const struct nvfp4_row *row, uint8_t bits)
 {

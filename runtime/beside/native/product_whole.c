@@ -107,28 +107,39 @@ FOR_AVX512 ALONE void open_int4(struct whole_row *row, const struct matrix *m, i
     open_wide(row, m, o, 4, 0);
 }
 
-FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+/* Goes on to the next group where one ends: its sixteen numbers as BF16, twice. */
+FOR_AVX512 ALONE void next_table(struct whole_row *row, const int native)
 {
     const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    float scale, zero;
+    if (next_group(&row->at, &scale, &zero, 4, 8)) {
+        __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
+        row->table = table_of_16(as_scaled(row, weights), native);
+    }
+}
+
+FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+{
     const uint8_t *codes = row->at.codes + column / 2;
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    fetch(codes, 1);
+    if (!row->at.left && row->at.group >= BLOCK)
+        next_table(row, native), row->at.left += TILE;
+    if (__builtin_expect(row->at.left >= BLOCK && tiles == 4, 1)) { /* one table for all */
+        const __m512i table = row->table;
+        row->at.left -= BLOCK;
+        _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), table);
+        return;
+    }
     for (int t = 0; t < tiles; t++) {
-        float scale, zero;
-        if (next_group(&row->at, &scale, &zero, 4, 8)) {
-            __m512 weights = _mm512_mul_ps(_mm512_sub_ps(numbers, _mm512_set1_ps(zero)), _mm512_set1_ps(scale));
-            row->table = _mm512_broadcast_i64x4(narrowed(as_scaled(row, weights), native));
-        }
-        /* each byte becomes two words whose lowest four bits are its numbers; the table has all 16 twice, so a fifth bit says nothing */
-        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(codes + 16 * t)));
-        w[t] = _mm512_permutexvar_epi16(_mm512_or_si512(both, _mm512_slli_epi32(both, 12)), row->table);
+        next_table(row, native);
+        w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), row->table);
     }
 }
 
 FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native)
 {
     const uint8_t *codes = row->at.codes + column;
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
-    _mm_prefetch((const char *)(codes + 1088), _MM_HINT_T0);
+    fetch(codes, 2);
     for (int t = 0; t < tiles; t++) {
         float scale, zero;
         if (next_group(&row->at, &scale, &zero, 8, middle)) {
@@ -190,7 +201,7 @@ FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, _
         __m256 second = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15), less), by);
         row->table = table_of(as_scaled_avx2(&row->at, first), as_scaled_avx2(&row->at, second));
     }
-    _mm_prefetch((const char *)(codes + 1024), _MM_HINT_T0);
+    fetch(codes, 1);
     from_table(neighbours_in_order(codes), &row->table, w);
 }
 
@@ -203,7 +214,7 @@ FOR_AVX2 ALONE void block_bytes_avx2(struct bytes_row_avx2 *row, int64_t column,
 {
     const __m256i codes = _mm256_loadu_si256((const __m256i *)(row->at.codes + column));
     float scale, zero;
-    _mm_prefetch((const char *)(row->at.codes + column + 1024), _MM_HINT_T0);
+    fetch(row->at.codes + column, 1);
     if (next_group(&row->at, &scale, &zero, 8, middle)) {
         row->scale = _mm256_set1_ps(scale);
         row->zero = _mm256_set1_ps(zero - (float)middle);
@@ -239,7 +250,7 @@ FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column,
 BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
-BLOCKS(int4, whole_row, open_int4, block_int4, int4_strip)
-BLOCKS(int8, whole_row, open_int8, block_int8, int8_strip)
-BLOCKS(uint8, whole_row, open_uint8, block_uint8, uint8_strip)
+BLOCKS(int4, BY_TURNS, whole_row, open_int4, block_int4, int4_strip)
+BLOCKS(int8, IN_ORDER, whole_row, open_int8, block_int8, int8_strip)
+BLOCKS(uint8, IN_ORDER, whole_row, open_uint8, block_uint8, uint8_strip)
 #endif
