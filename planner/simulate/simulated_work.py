@@ -74,7 +74,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     # a router's choice is read back, so that a rank launches what is behind it when it is known
     waits = model.dealt is not None and plan.hardware.gpu is not None and model.experts is None
     stay = model.decoded(made.weights.forms.decoded)
-    machines = plan.hardware, replace(plan.hardware, layer_launch_s=0.0)
+    least_s = plan.hardware.gpu.layer_kernels_s if waits and plan.hardware.gpu else 0.0
+    machines = (plan.hardware, 0.0), (replace(plan.hardware, layer_launch_s=0.0), least_s)
     routed = len(model.experts.layers) if model.experts else 1
     found: list[Passes] = []
     prefill = Prefill(plan.hardware, model, work, made)
@@ -87,13 +88,14 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
-        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first) for h in machines)
+        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k) for h, k in machines)
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         dealt = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
         over = dealt[3], ns(launched_s), idle[True]
-        found.append(Passes(1, Pass(True, ns(before_s), *dealt[:3], ns((seconds - device_s) / routed), first, last - first, 0, *over)))
+        passed = Pass(True, ns(before_s), *dealt[:3], ns(max(0.0, seconds - device_s) / routed), first, last - first, 0, *over)
+        found.append(Passes(1, passed))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, _Shares(plan, units, batch * each), 0
@@ -105,14 +107,14 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         seconds = recorded_s(plan.hardware, stay, context, rows)
         device_s = seconds - pieces_issue_s(plan.hardware, stay, rows) if recorded else 0.0
         if not recorded:
-            seconds, device_s = (step_compute_s(h, stay, context, rows) for h in machines)
+            seconds, device_s = (step_compute_s(h, stay, context, rows, k) for h, k in machines)
         before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
         dealt = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         over = dealt[3], ns(launched_s), idle[False]
-        hidden_s = 0.0 if called_s and recorded else (seconds - device_s) / routed
+        hidden_s = 0.0 if called_s and recorded else max(0.0, seconds - device_s) / routed
         passed = Pass(False, ns(before_s), *dealt[:3], ns(hidden_s), kv_read, each, ns(called_s) * recorded, *over)
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count

@@ -199,7 +199,7 @@ def test_a_pass_in_parts_takes_what_its_ring_takes(counts, parts, hop_s, head_s,
     assert Ring(layer_s, parts, hop_s, 0.0).through(dealing.owners) == pytest.approx(played(layer_s))
     part = model_of_rank(model(layers=dealing.layers), dealing, 0)
     machine, own_s = host(links=Links(None, hop_s, 0.0)), part.layers + head_s
-    found = chained_s(machine, part, Passed(64, 3, parts, 3 * head_s), lambda machine, own: 3 * own_s)
+    found = chained_s(machine, part, Passed(64, 3, parts, 3 * head_s), lambda machine, own, least_s: 3 * own_s)
     whole_s = played([1.0] * len(counts)) + 2 * hop_s + head_s if len(counts) > 1 else own_s
     assert found == pytest.approx(3 * max(own_s, whole_s))
 

@@ -17,6 +17,7 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.network import Network
+from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.simulate.act import Acted, Options
@@ -55,6 +56,17 @@ UNEVEN = {
 }
 
 
+KERNELS = {"gpu": gpu(layer_kernels_s=3e-4), "layer_launch_s": 3e-4}
+"""Of a layer as long as launching it."""
+LAUNCHED = {
+    "two ranks": ((12, 12), work(new_tokens=32)),
+    "four ranks": ((6, 6, 6, 6), work(new_tokens=32)),
+    "more layers of one rank": ((16, 8), work(new_tokens=32)),
+    "a short prompt": ((8, 8, 8), work(prompt_tokens=128, new_tokens=8)),
+    "a long prompt in parts": ((6, 6, 6, 6), work(**LONG)),
+}
+
+
 def as_promised(plan: Plan, prompt: float, step: float) -> tuple[Acted, ...]:
     """What came of each rank; prompts and steps take what ``plan`` promises, but for these shares."""
     acted = RanksSimulation(plan, Options()).run()
@@ -80,6 +92,30 @@ def test_a_plan_of_ranks_takes_as_long_as_its_lanes_and_hops(count, hardware, wh
     assert copied == pytest.approx(promised.h2d_bytes_per_token, rel=0.02)
     every = RanksSimulation(plan, Options(skip=False)).run() if count < 4 else acted
     assert [one.total_ns for one in every] == [one.total_ns for one in acted], "passes that come again are counted as they are"
+
+
+@pytest.mark.parametrize(("counts", "asked"), LAUNCHED.values(), ids=LAUNCHED)
+def test_kernels_of_layers_follow_each_other_also_where_their_launches_are_hidden(counts: tuple[int, ...], asked: Workload) -> None:
+    hardware, whole = host(vram=40 * GB, **CARDS | KERNELS), model(layers=24)
+    question = Question(hardware, whole, asked, ranks=len(counts), layers=counts)
+    plan = answer_dealt(question)
+    as_promised(plan, 0.02, 0.02)
+    none = answer_dealt(replace(question, hardware=replace(hardware, gpu=gpu())))
+    added_s = plan.prediction.decode_s_per_token - none.prediction.decode_s_per_token
+    assert added_s == pytest.approx(24 * 3e-4, rel=1e-3)
+    more_s = plan.prediction.ttft_s - none.prediction.ttft_s
+    assert more_s > 0.9 * added_s if asked.prompt_tokens == 128 else more_s >= 0, "what computing binds hides some"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_step_takes_as_long_launched_as_recorded_where_hops_do(count: int) -> None:
+    """All in VRAM, and launches take no time: the card's kernels are the same."""
+    links = replace(LINKS, hop_s=1e-3, p2p_gbps=0.0)
+    launched = host(vram=40 * GB, **CARDS | KERNELS | {"links": links, "layer_launch_s": 1e-9})
+    question = Question(launched, model(layers=24), work(), ranks=count)
+    recorded = replace(question, hardware=replace(launched, links=replace(links, word_hop_s=1e-3)))
+    seconds = [answer_dealt(asked).prediction.decode_s_per_token for asked in (question, recorded)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -101,13 +101,17 @@ def decode_phase(
     computed_by = model.decoded(forms.decoded)
     passed = Passed(batch, head_s=unit_s(hardware, model.lm_head, batch))
     kinds = forms.decoded
-    launched_s = chained_s(hardware, model, passed, lambda machine, own: decode_compute_s(machine, own.decoded(kinds), workload, batch))
+
+    def own_s(machine: HardwareProfile, own: ModelSpec, kernels_s: float) -> float:
+        return decode_compute_s(machine, own.decoded(kinds), workload, batch, kernels_s)
+
+    launched_s = chained_s(hardware, model, passed, own_s)
     context = workload.prompt_tokens + workload.new_tokens / 2
     records = can_record(hardware, model)
     compute_s = launched_s
     if records:
         recorded = replace(passed, recorded=True)
-        compute_s = chained_s(hardware, model, recorded, lambda machine, own: recorded_s(machine, own.decoded(kinds), context, batch))
+        compute_s = chained_s(hardware, model, recorded, lambda machine, own, _: recorded_s(machine, own.decoded(kinds), context, batch))
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read) + Price(meanwhile=launched_meanwhile_s(hardware, model, batch))
     lookups = _lookups(hardware, model, batch, 1)
@@ -144,7 +148,7 @@ def prefill_phase(
         hardware,
         model,
         Passed(rows, passes, parts, head_s, last_part_share(hardware, model, workload, chunk_tokens, parts, start)),
-        lambda machine, own: prefill_compute_s(machine, own.decoded(forms.decoded), workload, batch, at_once, start),
+        lambda machine, own, least_s: prefill_compute_s(machine, own.decoded(forms.decoded), workload, batch, at_once, start, least_s),
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start)))
@@ -166,7 +170,10 @@ def mixed_phase(
     earlier = mixed.rows * mixed.context
     head_s = (mixed.rows + 1) * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
     passed = Passed(many, head_s=head_s)
-    compute_s = chained_s(hardware, model, passed, lambda machine, own: mixed_compute_s(machine, own.decoded(forms.decoded), mixed))
+    kinds = forms.decoded
+    compute_s = chained_s(
+        hardware, model, passed, lambda machine, own, least_s: mixed_compute_s(machine, own.decoded(kinds), mixed, least_s)
+    )
     rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
     rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
     late = _late(hardware, model, many, 1, lambda machine: mixed_compute_s(machine, computed_by, mixed))

@@ -119,9 +119,9 @@ def launched_meanwhile_s(hardware: HardwareProfile, model: ModelSpec, tokens: in
     return max(0.0, issue_s(hardware, model, tokens) - weight_read_s(hardware, model, tokens))
 
 
-def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int) -> float:
-    """Compute seconds of one decode step at the mean context."""
-    return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch)
+def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, kernels_s: float = 0.0) -> float:
+    """Compute seconds of one decode step at the mean context. ``kernels_s``: see :func:`step_compute_s`."""
+    return step_compute_s(hardware, model, workload.prompt_tokens + workload.new_tokens / 2, batch, kernels_s)
 
 
 def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
@@ -130,18 +130,19 @@ def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batc
     gpu = hardware.gpu
     if gpu is None or not gpu.layer_kernels_s:
         return math.inf
-    device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch) + model.layers * gpu.layer_kernels_s
+    device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch, gpu.layer_kernels_s)
     if model.experts is not None:  # copying them together reads and writes each once
         device_s += len(model.experts.layers) * 2 * staged_bytes(model, batch) / hardware.weight_gbps / GB
     return device_s + pieces_issue_s(hardware, model, batch) + step_issue_s(hardware, model)
 
 
-def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int) -> float:
+def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int, kernels_s: float = 0.0) -> float:
     """Compute seconds of one decode step over ``context`` tokens a sequence: weights or FLOPs, whichever is slower, and the KV cache
-    read."""
+    read. ``kernels_s``: of each layer's kernels beside its products. Launching them one by one takes longer, so they count where launches
+    are hidden."""
     flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context)) + model_decode_s(hardware, model, batch)
     kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
-    return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s)
+    return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s) + model.layers * kernels_s
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,16 @@ class MixedPass:
         return replace(self, rows=rows, context=self.context * self.rows / max(1, rows), drafted=0)
 
 
-def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass) -> float:
+def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPass, kernels_s: float = 0.0) -> float:
     """Compute seconds of a pass that carries prompts, by the laws of both phases: FLOPs and what lies between products add up, weights are
-    read once. ``mixed.tokens`` is 1 or more. Without rows it is a pass of :func:`prefill_compute_s`."""
+    read once. ``mixed.tokens`` is 1 or more. Without rows it is a pass of :func:`prefill_compute_s`, as far as ``kernels_s`` goes, too."""
     head_flops, many = 2 * model.lm_head.elements, mixed.all_tokens
     flops_s = mixed.rows * _token_s(hardware, model.flops_per_token, model.attention_flops(mixed.context))
     flops_s += mixed.tokens * _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops(mixed.seen))
     flops_s += head_flops / hardware.dense_tflops / 1e12
     pass_s = weight_pass_s(hardware, model, many, more_operations(mixed))
     pass_s += mixed.rows * mixed.context * model.kv_bytes_per_token / hardware.weight_gbps / GB
-    return _with_products(hardware, model, flops_s, pass_s, 1, many, mixed.tokens)
+    return _with_products(hardware, model, flops_s, pass_s, 1, many, mixed.tokens, kernels_s)
 
 
 def more_operations(mixed: MixedPass) -> int:
@@ -191,13 +192,22 @@ def more_operations(mixed: MixedPass) -> int:
 
 
 def _with_products(
-    hardware: HardwareProfile, model: ModelSpec, flops_s: float, passes_s: float, passes: int, rows: int, prompt_tokens: int
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    flops_s: float,
+    passes_s: float,
+    passes: int,
+    rows: int,
+    prompt_tokens: int,
+    kernels_s: float,
 ) -> float:
     """Of ``passes`` over ``rows`` tokens each, ``prompt_tokens`` of prompts in all. A GPU's matrix products wait for the operations between
-    them, which its memory binds. A CPU's pack the weights first."""
+    them, which its memory binds, and which take ``kernels_s`` a layer at least. A CPU's pack the weights first."""
     if hardware.gpu:
         flops_s += passes * model_decode_s(hardware, model, rows)
-        return max(flops_s + prompt_tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB, passes_s)
+        least_s = passes * model.layers * kernels_s
+        between_s = prompt_tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB
+        return max(flops_s + max(between_s, least_s), passes_s + least_s)
     packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
     return flops_s * packing + passes_s
 
@@ -222,10 +232,17 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
 
 
 def prefill_compute_s(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
+    hardware: HardwareProfile,
+    model: ModelSpec,
+    workload: Workload,
+    batch: int,
+    chunk_tokens: int,
+    start: int = 0,
+    kernels_s: float = 0.0,
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
-    alone; attention sees all tokens before its own."""
+    alone; attention sees all tokens before its own. ``kernels_s``: what a layer's kernels beside its products take at least, where their
+    launches are hidden."""
     prompt = workload.prompt_tokens
     tokens = prompt - start
     head_flops = 2 * model.lm_head.elements
@@ -235,7 +252,7 @@ def prefill_compute_s(
     first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
-    return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens)
+    return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens, kernels_s)
 
 
 def last_part_share(hardware: HardwareProfile, model: ModelSpec, workload: Workload, chunk_tokens: int, parts: int, start: int) -> float:

@@ -68,8 +68,8 @@ def exchange_s(hardware: HardwareProfile, model: ModelSpec, rows: float) -> floa
     return way.hop_of(rows * told_bytes(model)) + way.hop_of(rows * model.hidden * model.compute_dtype.nbytes)
 
 
-Own = Callable[[HardwareProfile, ModelSpec], float]
-"""Compute seconds of a rank's model on a machine."""
+Own = Callable[[HardwareProfile, ModelSpec, float], float]
+"""Compute seconds of a rank's model on a machine, where a layer's kernels beside its products take so long at least."""
 
 
 def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s: Own) -> float:
@@ -89,21 +89,24 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
-    launches. Routed experts are launched when their layer's router has spoken, so of a model that has some all launches count. All ranks
-    compute with slices of an expert at the same time, after an exchange (:func:`exchange_s`).
+    launches. Each layer's kernels then take what they take on the card. Routed experts are launched when their layer's router has spoken,
+    so of a model that has some all launches count. All ranks compute with slices of an expert at the same time, after an exchange
+    (:func:`exchange_s`).
     """
-    alone_s = own_s(hardware, model)
+    alone_s = own_s(hardware, model, 0.0)
     dealt = model.dealt
     if dealt is None:
         return alone_s
     queued, in_turn = hardware if hardware.gpu is None or dealt.routed else replace(hardware, layer_launch_s=0.0), model.in_turn
-    device_s = alone_s if queued is hardware and in_turn is model else own_s(queued, in_turn)
+    kernels_s = 0.0 if queued is hardware or queued.gpu is None else queued.gpu.layer_kernels_s
+    device_s = alone_s if queued is hardware and in_turn is model else own_s(queued, in_turn, kernels_s)
     head_s = min(passed.head_s, device_s) / passed.passes
     layer_s = (device_s / passed.passes - head_s) / model.layers
     between_s, behind_s = hops_of(hardware, model, passed.rows / passed.parts, passed.recorded)
     slowest = hardware.network if hardware.hosts > 1 and hardware.network is not None else hardware.links
     wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
-    each_s = [layer_s * own_s(replace(queued, gpu=card), in_turn) / device_s for card in hardware.round_cards] or [layer_s] * dealt.count
+    cards = [(card, card.layer_kernels_s if kernels_s else 0.0) for card in hardware.round_cards]
+    each_s = [layer_s * own_s(replace(queued, gpu=card), in_turn, least_s) / device_s for card, least_s in cards] or [layer_s] * dealt.count
     alike = Dealing(dealt.counts).is_even and not hardware.round_cards
     ring = Ring(each_s, passed.parts, between_s, wide_s, 1.0 if alike else passed.last_part)
     exchanged_s = len(model.experts.layers) * exchange_s(hardware, model, passed.rows) if model.experts else 0.0
