@@ -20,7 +20,6 @@ from penstock.planner.contract.policy.layer_slots import CacheStats
 from penstock.planner.contract.policy.turns import Turns
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.prefill import Moved
-from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 from penstock.planner.simulate.bus_shares import beside_shares, bus_shares
 from penstock.planner.simulate.dram_lane import SimulatedDram
@@ -211,14 +210,20 @@ class Simulation:
         rows = decisions.batch * drafted_rows(plan)
         if not decisions.weights.host.compute(rows):
             return {}
-        beside = Beside.of(plan.hardware, rows, decisions.weights.forms)
-        return {unit: ns(beside.computed(self._placement.spec(unit)).of(Resource.cpu)) for unit in self._placement.host_units}
+        beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms)
+        return {unit: ns(beside.handed_s(self._placement.spec(unit))) for unit in self._placement.host_units}
+
+    @property
+    def on_host(self) -> frozenset[Unit]:
+        """Units that the CPU computes in a decode step."""
+        return frozenset(self._host_ns)
 
     def _make_recorded(self) -> RecordedFeed | None:
-        """Of decode steps that are recorded and copy anything."""
+        """Of decode steps that are recorded, or of which the CPU computes units, and that copy anything."""
         plan, placement, gpu = self._plan, self._placement, self._machine.gpu
         units = placement.step_units if self._host_ns else placement.streamed_units
-        if gpu is None or not units or not is_recorded(plan.hardware, placement, plan.decisions.kv):
+        of_their_own = bool(self._host_ns) or is_recorded(plan.hardware, placement, plan.decisions.kv)
+        if gpu is None or not units or not of_their_own:
             return None
         chunk_bytes = plan.decisions.weights.h2d.chunk_bytes
         counts = {name: count for name, (count, _) in placement.ring_classes.items()}

@@ -117,18 +117,18 @@ class Clock:
         return passed
 
     def _share(self, active: list[tuple[Lanes, Lane]]) -> list[tuple[Lanes, Lane, int]]:
-        """Ranks of one host share its bus, its drive and what its links carry at once."""
+        """Ranks of one host share its bus, its drive, its CPU and what its links carry at once."""
         at_work: dict[Lanes, set[str]] = {}
         for lanes, lane in active:
             at_work.setdefault(lanes, set()).add(lane.link)
         alone: dict[tuple[Lanes, str], float] = {}
         asked: dict[int, float] = {}
         for lanes, links in at_work.items():
-            beside = lanes.beside if lanes.beside and lanes.beside.keys() <= links else {}
             here = [(other, others) for other, others in at_work.items() if other.host == lanes.host]
+            beside = lanes.beside if lanes.beside and all(any(link in others for _, others in here) for link in lanes.beside) else {}
             for link in links:
                 carried = 1.0
-                if link in (H2D, SSD):
+                if link in (H2D, SSD, CPU):
                     those = [other for other, others in here if link in others]
                     alone_gbps = math.fsum(other.link_gbps for other in those)
                     carried = self._links(len(those), alone_gbps) if link == H2D else 1 / len(those)

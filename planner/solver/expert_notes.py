@@ -44,7 +44,8 @@ def _beside(plan: Plan, slots: ExpertSlots) -> Iterator[str]:
     """Who computes what VRAM misses, and why. Nothing where there is no GPU, or no rate of a CPU beside it."""
     if plan.hardware.gpu is None or plan.hardware.host is None or not plan.prediction.experts_missed_vram:
         return
-    if why := no_split(plan.hardware, plan.model):
+    first = plan.of_rank(0)
+    if why := no_split(first.hardware, first.model):
         yield f"missed experts are copied: {why}"
         return
     took = {}

@@ -20,7 +20,7 @@ from penstock.planner.solver.program import optimum
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
-_ALONE = ("host_ffn", "host_rows", "expert_host", "speculate_tokens")
+_ALONE = ("expert_host", "speculate_tokens")
 """Decisions of one rank alone yet."""
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.policy.turns import Turns
 from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.handed.ring_turns import Standing
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
 from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
@@ -47,11 +49,10 @@ class CardSide:
         self.bounce = self.vram.take(room.vram_bytes).view(room.bounce_pages, room.page_bytes)
         """What kept pages of KV pass through: [pages, page_bytes]."""
         self._streamed, self._pieces = streamed, {u: tuple(cut(x.segments, weights.h2d.chunk_bytes)) for u, x in streamed.items()}
-        self.ring = VramRing(
-            units=placement.streamed_units,
+        self._ring_of = partial(
+            VramRing,
             pieces=self._pieces.__getitem__,
             slots=slots,
-            source=host.dram,
             device=copier,
             distance=weights.vram.prefetch_distance,
             in_flight=weights.h2d.in_flight,
@@ -60,9 +61,20 @@ class CardSide:
             balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
             keep=options.keep_finished_units,
         )
+        self.ring = self._ring_of(units=placement.streamed_units, source=host.dram)
+        self._stream_of = partial(RingStream, dram=host.dram, device=copier, ledger=host.ledger)
         tensors = {u: x.tensors for u, x in streamed.items()}
-        self.stream = RingStream(self.ring, host.dram, tensors, copier, host.ledger)
+        self.stream = self._stream_of(self.ring, layouts=tensors)
         self.rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
+
+    def another_ring(self, units: Sequence[Unit]) -> tuple[VramRing, RingStream]:
+        """For passes that stream ``units`` alone, which stay in DRAM, through the same slots, while :attr:`ring` rests. A unit stays there
+        after it was left as long as in :attr:`ring`, or as far as their slots allow."""
+        keep, counts = self._ring_of.keywords["keep"], {name: len(buffers) for name, buffers in self.slots.items()}
+        if keep and units:
+            keep = min(keep, Turns([unit.ring_class for unit in units], counts, 1).shortest_round - 1)
+        ring = self._ring_of(units=units, source=Standing(self._dram), keep=keep)
+        return ring, self._stream_of(ring, layouts={u: self._streamed[u].tensors for u in units})
 
     @cached_property
     def from_dram(self) -> Mapping[Unit, Streamed]:

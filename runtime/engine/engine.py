@@ -18,12 +18,15 @@ from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide
+from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide, units_on_host
 from penstock.runtime.engine.rehearsal import longest_step, meet_loose_rows, rehearse
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.expert_forward import HandedExperts
 from penstock.runtime.experts.streamed_experts import Experts
+from penstock.runtime.handed.handed_steps import HandedSteps
+from penstock.runtime.handed.launched_units import LaunchedUnits
+from penstock.runtime.handed.ring_turns import RingTurns
 from penstock.runtime.kv.attention.page_tables import PagedKernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
@@ -37,6 +40,7 @@ from penstock.runtime.model.lookup import LookUpOnHost
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.filler import Arrival, Fill, Filler
+from penstock.runtime.moving.ring import RingStats
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 from penstock.runtime.ranks.rank import Rank
 from penstock.runtime.recorded.card_pieces import CardPieces
@@ -100,6 +104,7 @@ class Engine:
             self._records = kernel is not None and self._may_record()
             self._graphs: RecordedSide | PieceSteps | None = None
             self._refused: str | None = None
+            self._handed: HandedSteps | None = None
             self.longest = 0, 0
             """Rows of a recorded step, and tokens that each may come to hold: those of the largest rehearsal."""
         except BaseException:
@@ -118,6 +123,8 @@ class Engine:
         if self.experts is not None:
             self.experts.begin_pass(step)
         self.outside.begin_pass(step)
+        if self._handed is not None and self._binder.stream is not self._rehearsal:
+            self._binder.stream = self._handed.stream_of(step)
         self._binder.begin_pass()
 
     def _attending(self, regions: Mapping[int, torch.Tensor]) -> HostAttention:
@@ -223,8 +230,11 @@ class Engine:
         self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
         self._binder.stream = self.stream
         self.kv.put_outside(self.outside.begin(self.kv))
-        if self.card is not None:
-            self.card.ring.start()
+        if self.card is not None and self.copier is not None:
+            if self._placement.host_units and self._rank is not None:
+                self._handed = self._hand_over(self.card, self.copier)
+            else:
+                self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
         if self.card is not None and self.copier is not None:
@@ -232,6 +242,20 @@ class Engine:
                 self._record(self.card, self.copier)
         if self.experts is not None:
             self.experts.stream()
+
+    def _hand_over(self, card: CardSide, copier: CopyDevice) -> HandedSteps:
+        """What has the CPU compute its units in steps of several ranks; copying has begun."""
+        host, stream = self.host, card.stream
+        pool = pool_here(host.options.host_threads, host.options.tell)
+        self._stack.callback(pool.close)
+        decided, locked = self._placement.weights.host, self.device.type == "cuda"
+        units = LaunchedUnits(pool, units_on_host(host, self.model), decided.rows, copier, locked, self.ledger)
+        ring, steps = card.another_ring(self._placement.step_units)
+        turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), self.dram, copier)
+        handed = HandedSteps(decided, units, stream, card.ring, steps, ring, turns)
+        self._stack.callback(handed.close)
+        turns.start()
+        return handed
 
     def _record(self, card: CardSide, copier: CopyDevice) -> None:
         """Decode steps, where they are recorded; other ranks do the same at the same time."""
@@ -329,6 +353,8 @@ class Engine:
     def compute_from_anywhere(self) -> None:
         """Passes are rehearsals from now on, until :meth:`finish_loading`: whatever lies in the buffers serves."""
         self._binder.stream = self._rehearsal
+        if self._handed is not None:
+            self._handed.rest()
         if self.experts is not None:
             self.experts.rehearse()
         self.kv.put_outside(self.outside.rehearse())
@@ -379,6 +405,8 @@ class Engine:
 
     def _settle(self) -> None:
         self.stream.settle()
+        if self._handed is not None:
+            self._handed.settle()
         if self._graphs is not None:
             self._graphs.settle()
 
@@ -386,7 +414,8 @@ class Engine:
         """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
         return {
             "cache": asdict(self.dram.cache.stats),
-            "ring": asdict(self.card.ring.stats) if self.card else None,
+            "ring": asdict(self._ring_stats) if self._ring_stats else None,
+            "handed": None if self._handed is None else {"steps": self._handed.steps},
             "experts": self.experts.facts() if self.experts else None,
             "graphs": self._graphs and self._graphs.facts(),
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
@@ -399,12 +428,21 @@ class Engine:
             },
         }
 
+    @property
+    def _ring_stats(self) -> RingStats | None:
+        """Of prompts and steps; None without a card."""
+        if self.card is None:
+            return None
+        return self.card.ring.stats if self._handed is None else self.card.ring.stats + self._handed.stats
+
     def stop(self) -> None:
         """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
         self.outside.end()
         if self._graphs is not None:
             self._graphs.stop()
             self.stepper.graphs = None
+        if self._handed is not None:
+            self._handed.close()
         self.stream.close()
         if self.experts is not None:
             self.experts.close()

@@ -189,12 +189,16 @@ class RecordedSide:
     @cached_property
     def _on_host(self) -> tuple[HostPool, Sequence[HostUnit]]:
         """The threads that compute units, and these."""
-        placement, host = self._host.placement, self._host
-        pool = pool_here(host.options.host_threads, host.options.tell)
+        pool = pool_here(self._host.options.host_threads, self._host.options.tell)
         self._stack.callback(pool.close)
-        layers, units = decoder_layers(self._fed.model), []
-        for unit in placement.host_units:
-            ((name, module),) = unit_modules(layers, unit).items()
-            tensors = views(host.layouts[unit].tensors, host.dram.stays(unit))
-            units.append(host_unit(unit, name, module, tensors, placement.model.ffn_activation))
-        return pool, units
+        return pool, units_on_host(self._host, self._fed.model)
+
+
+def units_on_host(host: HostSide, model: PreTrainedModel) -> list[HostUnit]:
+    """The units of ``model`` that the CPU computes, where they lie in DRAM, or will once they have arrived."""
+    placement, layers, units = host.placement, decoder_layers(model), []
+    for unit in placement.host_units:
+        ((name, module),) = unit_modules(layers, unit).items()
+        tensors = views(host.layouts[unit].tensors, host.dram.stays(unit))
+        units.append(host_unit(unit, name, module, tensors, placement.model.ffn_activation))
+    return units

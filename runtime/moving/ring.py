@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -67,6 +67,9 @@ class RingStats:
     slot_wait_s: float = 0.0
     issue_s: float = 0.0
     log: list[tuple[str, str]] = field(default_factory=list)
+
+    def __add__(self, other: RingStats) -> RingStats:
+        return RingStats(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
 
 class VramRing:

@@ -11,15 +11,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.planner.common.timeline.spans import COMPUTE, H2D, SSD
+from penstock.planner.common.errors import UserError
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
+from penstock.planner.contract.decided.decisions import ResidentForms
+from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.network import Network
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_model import model_of_rank
+from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.simulate.act import Acted, Options
 from penstock.planner.simulate.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
@@ -116,6 +127,84 @@ def test_a_step_takes_as_long_launched_as_recorded_where_hops_do(count: int) -> 
     recorded = replace(question, hardware=replace(launched, links=replace(links, word_hop_s=1e-3)))
     seconds = [answer_dealt(asked).prediction.decode_s_per_token for asked in (question, recorded)]
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
+
+
+HOST = HostRates(12, {"BF16": Curve(((1, 100.0), (16, 60.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
+"""Of the CPU beside cards."""
+BESIDE = replace(model(layers=24, attn=80 * MB, ffn=240 * MB), ffn_activation="silu")
+
+
+def with_cpu(rates: HostRates | None = HOST, **change: object) -> HardwareProfile:
+    kernels = {"gpu": gpu(layer_kernels_s=6.2e-5), "layer_launch_s": 6e-4}
+    return host(vram=900 * MB, **CARDS | kernels | {"host": rates} | change)
+
+
+@pytest.mark.parametrize("bus", [130.0, 180.0, 220.0, 400.0])
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_cpu_computes_units_of_all_ranks_in_turn(count: int, bus: float) -> None:
+    plan = answer_dealt(Question(with_cpu(dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
+    alone = answer_dealt(Question(with_cpu(None, dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
+    acted = as_promised(plan, 0.06, 0.06)  # link and chain take as long as each other, and a ring of few slots brings no more ahead
+    units = [one.plan.placement.host_units for one in acted]
+    if (count, bus) == (4, 130.0):
+        assert not any(units), "the bus is full without it"
+        return
+    assert len(set(map(len, units))) == 1 and all(units)
+    assert plan.prediction.decode_s_per_token < 0.99 * alone.prediction.decode_s_per_token
+    steps = len(acted[0].record.step_ns)
+    for one, own in zip(acted, units, strict=True):
+        assert one.record.counts[f"decode {CPU} bytes"] == steps * sum(map(one.plan.placement.unit_bytes, own))
+        assert not one.record.counts[f"prefill {CPU} bytes"]
+    copied = sum(one.record.counts[f"decode {H2D} bytes"] for one in acted) / steps
+    assert copied == pytest.approx(plan.prediction.h2d_bytes_per_token, rel=0.05)
+
+
+def test_a_cpu_that_computes_for_several_ranks_takes_as_much_from_the_chain_as_for_one() -> None:
+    """A unit on each of four ranks: four units of the CPU's, and four less of the cards'."""
+    beside, part = with_cpu(), model_of_rank(BESIDE, Dealing.even(4, 24), 1)
+    share, unit = share_of_rank(beside, 4, 1), part.of_kind(UnitKind.ffn)[0]
+    four, one = (Beside.of(share, of, 1, ResidentForms()).computed(unit) for of in (part, replace(part, dealt=None)))
+    assert four.of(Resource.card) == pytest.approx(4 * one.of(Resource.card))
+    assert four.of(Resource.cpu) == pytest.approx(4 * (unit.stored_bytes / 75e9 + 1e-4)), "beside copies, handed over by the interpreter"
+    assert one.of(Resource.cpu) == pytest.approx(unit.stored_bytes / 100e9 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "counts", "says"),
+    [
+        (
+            with_cpu(links=WORDS["links"]),
+            (),
+            r"recorded steps of several ranks leave the CPU out; hardware\.links\.word_hop_s=0",
+        ),
+        (with_cpu(), (16, 8), "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"),
+        (with_cpu(None), (), "has no rates of the CPU beside the GPU"),
+    ],
+)
+def test_ranks_whose_units_the_cpu_does_not_compute_say_why(hardware: HardwareProfile, counts: tuple[int, ...], says: str) -> None:
+    question = Question(hardware, BESIDE, work(new_tokens=8), ranks=2, layers=counts)
+    plan = answer_dealt(question)
+    assert not any(one.placement.host_units for one in plan.each_rank)
+    with pytest.raises(UserError, match=rf"force\.host_ffn=2 .*allowed: 0, since .*{says}"):
+        answer_dealt(replace(question, force=Force(host_ffn=2)))
+
+
+@pytest.mark.parametrize(("count", "units"), [(2, 1), (2, 3), (4, 1), (2, 6), (4, 3)])
+def test_units_of_the_cpu_leave_a_step_what_links_or_the_chain_take(count: int, units: int) -> None:
+    plan = answer_dealt(Question(with_cpu(), BESIDE, work(new_tokens=24), Force(host_ffn=units), ranks=count))
+    as_promised(plan, 0.06, 0.03)
+    layers = sorted(plan.dealing.of(rank)[unit.layer] for rank in range(count) for unit in plan.of_rank(rank).placement.host_units)
+    gaps = [after - before for before, after in zip(layers, layers[1:], strict=False)]
+    assert max(gaps) <= 2 * 24 / (count * units) + 1, "ranks have theirs in turn, so that no link waits for a row of them"
+
+
+def test_units_of_the_cpu_are_of_each_rank_and_can_be_fixed(tmp_path: Path) -> None:
+    question = Question(with_cpu(), BESIDE, work(new_tokens=8), ranks=2)
+    plan = answer_dealt(replace(question, force=Force(host_ffn=3)))
+    assert [len(plan.of_rank(rank).placement.host_units) for rank in range(2)] == [3, 3]
+    write_plan(plan, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert all(one.hardware.host == HOST for one in plan.each_rank), "one rank computes at a time, with all threads"
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -31,9 +31,10 @@ class Unit:
         return self.kind if self.kind in ("attn", "kv") else "ffn"
 
 
-def even(count: int, total: int) -> list[int]:
-    """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred)."""
-    return [(2 * j + 1) * total // (2 * count) for j in range(count)]
+def even(count: int, total: int, turn: int = 0, turns: int = 1) -> list[int]:
+    """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred). Of ``turns`` cycles side
+    by side that of number ``turn``: those of all together are evenly spread."""
+    return [(2 * (j * turns + turn) + 1) * total // (2 * count * turns) for j in range(count)]
 
 
 def split(positions: Sequence[int], count: int) -> tuple[list[int], list[int]]:
@@ -144,10 +145,12 @@ class Placement:
     @cached_property
     def host_units(self) -> tuple[Unit, ...]:
         """Units that the CPU computes in decode steps of at most ``weights.host.rows`` rows, in order; none without a GPU. They lie in
-        DRAM, evenly spread between those that stream, so that link and CPU work at the same time. Any other pass streams them, too."""
+        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. Any other pass
+        streams them, too."""
         outside = [i for i, tier in enumerate(self.ffn) if tier is Tier.dram]
-        count = min(self.weights.host.ffn, len(outside)) if self.gpu else 0
-        return tuple(Unit("ffn", i) for i in split(outside, count)[0])
+        count, dealt = min(self.weights.host.ffn, len(outside)) if self.gpu else 0, self.model.dealt
+        turn, turns = (0, 1) if dealt is None else (dealt.rank, dealt.count)
+        return tuple(Unit("ffn", outside[at]) for at in even(count, len(outside), turn, turns))
 
     @cached_property
     def step_units(self) -> tuple[Unit, ...]:

@@ -27,7 +27,8 @@ class HostRates:
     """GB/s of K and V that attention of one token a sequence reads where they lie in DRAM, while the link is idle; 0: not known, so the
     card attends to all. Beside copies as much is left of it as of products."""
     attention_hop_s: float = 0.0
-    """Seconds from the card to the CPU and back, of one layer's attention: steps with KV outside VRAM are launched kernel by kernel."""
+    """Seconds from the card to the CPU and back where the interpreter hands over. It does so with a layer's attention, since steps with KV
+    outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps."""
 
     def curve(self, stored: Format) -> Curve | None:
         """Rates of ``stored``, or of the first format of its family, whose name begins alike; None where there is none."""

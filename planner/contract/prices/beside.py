@@ -9,12 +9,16 @@ A step with host units takes at least the longest of
 The CPU multiplies C bytes, or attends to them: K and V of layers that DRAM holds. The link copies L bytes of layers, H bytes of the LM
 head. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start together. The one that ends last is alone at its end.
 Copies of the LM head find the CPU idle: its blocks come behind the last layer, and the next step's first units behind them.
+
+Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
+and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
+copies whenever it works: it takes C / c'. Where c' + N * l' is more than the host's memory bus carries, both are less by as much.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
@@ -34,6 +38,8 @@ from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import expert_copy_s
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_chain import turns
 
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
@@ -41,6 +47,20 @@ def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
     if hardware.host is None or hardware.gpu is None or not model.ffn_activation or model.compute_dtype is not Dtype.bfloat16:
         return 0
     return min(hardware.host.most_rows(unit.format) for unit in model.of_kind(UnitKind.ffn))
+
+
+def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
+    """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
+    that of several where it is launched kernel by kernel."""
+    if not records_whole(model) or (model.dealt is None and not can_record(hardware, model)):
+        return "steps of this model cannot be recorded"
+    if model.dealt is None:
+        return ""
+    if can_record(hardware, model):
+        return "recorded steps of several ranks leave the CPU out; hardware.links.word_hop_s=0 has them launched"
+    if hardware.round_cards or not Dealing(model.dealt.counts).is_even:
+        return "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"
+    return ""
 
 
 def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
@@ -51,8 +71,8 @@ def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisi
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
     if not host_rows_timed(hardware, model):
         return "the CPU has no product with these FFNs"
-    if not (can_record(hardware, model) and records_whole(model)):
-        return "steps of this model cannot be recorded"
+    if why := no_hand_over(hardware, model):
+        return why
     return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
 
 
@@ -64,12 +84,26 @@ class Beside:
     rates: HostRates
     rows: int
     forms: ResidentForms
+    turns: float = 1.0
+    """Ranks whose units follow each other, where each computes as many."""
+    launched: bool = False
+    """Whether the interpreter hands units over, not the step's graph."""
 
     @classmethod
-    def of(cls, hardware: HardwareProfile, rows: int, forms: ResidentForms) -> Beside:
-        """Of a machine whose CPU's products are known."""
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms) -> Beside:
+        """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has."""
         assert hardware.host is not None
-        return cls(hardware, hardware.host, rows, forms)
+        one = cls(hardware, hardware.host, rows, forms, turns(model), model.dealt is not None)
+        return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn))) if one.launched else one
+
+    def _on_the_bus(self, units: Sequence[UnitSpec]) -> HostRates:
+        """The rates of a rank, whose share of the bus is as the ranks' of its host are, while the CPU multiplies by any of ``units``."""
+        gpu, rates = self.hardware.gpu, self.rates
+        assert gpu is not None
+        c_gbps = max((curve.at(self.rows) for unit in units if (curve := rates.curve(unit.format))), default=0.0)
+        asked_gbps = c_gbps * rates.beside_h2d * self.hardware.hosts / self.turns + gpu.h2d.peak * rates.h2d_beside
+        share = min(1.0, 1 / max(1e-9, self.hardware.bus_s(asked_gbps * GB)))
+        return replace(rates, beside_h2d=rates.beside_h2d * share, h2d_beside=rates.h2d_beside * share)
 
     def alone_s(self, unit: UnitSpec) -> float:
         """Seconds of the CPU's product with ``unit`` while the link is idle."""
@@ -77,16 +111,20 @@ class Beside:
         assert curve is not None
         return unit.stored_bytes / curve.at(self.rows) / GB
 
+    def handed_s(self, unit: UnitSpec) -> float:
+        """The same with its way from the card and back."""
+        return self.alone_s(unit) + (self.rates.attention_hop_s if self.launched else self.rates.hop_s)
+
     def computed(self, unit: UnitSpec) -> Price:
-        """``unit`` computed by the CPU and not by the card, beyond its bytes' way through the host's memory, which its copy takes, too. The
-        card's seconds are negative: what it would have taken."""
+        """``unit`` computed by the CPU and not by the card, beyond its bytes' way through the host's memory, which its copy takes, too; by
+        each rank one. The card's seconds are negative: what it would have taken."""
         seen = unit.decoded if unit.kind in self.forms.decoded else unit
         alone_s, slowed_s = self.alone_s(unit), (1 - self.rates.h2d_beside) / self.rates.beside_h2d
         return Price(
             {
-                Resource.cpu: alone_s + self.rates.hop_s,
-                Resource.h2d: alone_s * slowed_s,
-                Resource.card: -unit_s(self.hardware, seen, self.rows),
+                Resource.cpu: self.turns * (self.handed_s(unit) + (alone_s * (1 / self.rates.beside_h2d - 1) if self.launched else 0.0)),
+                Resource.h2d: self.turns / self.hardware.hosts * alone_s * slowed_s,
+                Resource.card: self.turns * -unit_s(self.hardware, seen, self.rows),
             }
         )
 
@@ -111,7 +149,10 @@ class Beside:
         return replace(kv, read=left + self.attended(layer_bytes) * count + waits)
 
     def held_up(self, copies: Amount, head: Amount) -> Amount:
-        """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU. ``head``: those of them for the LM head."""
+        """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU beyond what :meth:`computed` says. ``head``:
+        those of them for the LM head."""
+        if self.launched:
+            return 0.0
         share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
         return copies * share + head * (1 - share)
 
@@ -132,6 +173,8 @@ def no_host_attention(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "there is no GPU"
     if hardware.host is None or not hardware.host.attention_gbps:
         return "the hardware profile has no rate of attention on the CPU (`planner probe` measures it)"
+    if model.dealt is not None:
+        return "the CPU attends for one rank alone yet"
     if model.experts is not None:
         return "the CPU's threads are the routed experts'"
     if not model.kv_moves:
@@ -164,6 +207,8 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "there is no GPU"
     if hardware.host is None:
         return "the CPU's products beside the GPU were not measured"
+    if model.dealt is not None:
+        return "the CPU computes experts of one rank alone yet"
     if model.experts is None or model.model_type not in {*GATED, CLAMPED} or model.compute_dtype is not Dtype.bfloat16:
         return "the CPU does not compute this model's experts"
     unit = model.of_kind(UnitKind.expert)[0]

@@ -79,7 +79,7 @@ class Moved:
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
         step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
         if host or on_host:
-            beside = Beside.of(hardware, decisions.batch, decisions.weights.forms)
+            beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms)
             head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram)
             step = beside.bill(units, map(placement.spec, host), head, table)
         if on_host:

@@ -13,7 +13,8 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 def share_of_rank(hardware: HardwareProfile, count: int, rank: int, share: Fraction | None = None) -> HardwareProfile:
     """What ``rank`` of ``count`` may count on while all others work, too: the whole of its card, ``share`` of its host's DRAM and drive,
     and of the cores an equal part, as ranks_of_a_host = count / hosts have it. None: an equal part of all. The memory bus slows all links
-    down alike, so it is divided as their rates are.
+    down alike, so it is divided as their rates are. Beside cards that compute in turns the CPU multiplies for one rank at a time: each has
+    all of its threads.
 
     A card's link is slower where those of its host carry at once:
 
@@ -49,7 +50,6 @@ def share_of_rank(hardware: HardwareProfile, count: int, rank: int, share: Fract
         cpu_products=_each(hardware.cpu_products, count),
         gpu=None if card is None else _beside_others(card.gpu, carried),
         links=replace(hardware.links, held_to=carried),
-        host=None,
         devices=devices,
         others=(),
         round_cards=tuple(round_cards),

@@ -71,8 +71,8 @@ class RankPlay:
         sim, parts, last_layer = self.sim, asked.parts, self._dealing.layers - 1
         before = sim.begin_pass(parts[0])
         launching = sim.lanes.of[LAUNCH]
-        if launch_ns := sum(part.launch_ns for part in parts):
-            sim.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
+        handed = frozenset() if parts[0].prefill else sim.on_host
+        self._launch(parts, len(handed) + 1)
         if before_ns := sum(part.before_ns for part in parts):
             yield sim.compute(Work(("embedding",), "embedding", 0, lambda: None), before_ns)
         layers = [(at, unit) for at, unit in enumerate(sim.units) if unit.kind != "head"]
@@ -85,12 +85,21 @@ class RankPlay:
                 if layer and self._dealing.owner(layer - 1) != self.number:
                     yield from self._arrival(layer, number)
                 for at, unit in own:
+                    if unit in handed:
+                        yield Wait(lambda: not launching.moving, "launching")
                     yield from sim.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
+                    if unit in handed:
+                        self._launch(parts, len(handed) + 1)
                 if layer < last_layer and self._dealing.owner(layer + 1) != self.number:
                     self._send(layer + 1, number, part)
         yield from self._logits(parts[-1], self._dealing.owner(last_layer))
         yield Wait(lambda: not launching.moving, "launching")
         sim.end_pass(parts[0], before)
+
+    def _launch(self, parts: Sequence[Pass], pieces: int) -> None:
+        """One of so many pieces of what the pass launches. Whoever hands a unit to the CPU launches nothing until that is done."""
+        if launch_ns := sum(part.launch_ns for part in parts) // pieces:
+            self.sim.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
 
     def tell(self, layer: int, each: Pass) -> None:
         """See :class:`penstock.planner.simulate.act.Sharing`."""

@@ -58,7 +58,7 @@ def _shared(problem: Problem, copied: Price) -> Price:
     p = problem
     if not most_host_units(p):
         return copied
-    beside, units = Beside.of(p.hardware, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
+    beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
     gbps = max(unit.stored_bytes / GB / beside.alone_s(unit) for unit in units)
     spared_s = sum(max(0.0, -(unit := beside.computed(spec)).of(Resource.card) - unit.of(Resource.cpu)) for spec in units)
     copied_s = copied.of(Resource.h2d)
@@ -70,7 +70,7 @@ def _attended(problem: Problem, layer_bytes: float) -> Price:
     """What the card is spared where the CPU attends to all layers, each of ``layer_bytes``, and is sooner than the card."""
     if not most_attended(problem):
         return NOTHING
-    one = Beside.of(problem.hardware, problem.batch, problem.forms).attended(layer_bytes)
+    one = Beside.of(problem.hardware, problem.model, problem.batch, problem.forms).attended(layer_bytes)
     return Price({Resource.card: -problem.model.layers * max(0.0, -one.of(Resource.card) - one.of(Resource.cpu))})
 
 

@@ -197,7 +197,8 @@ class Formulation(LinearProgram):
             UnitKind.head: self.head_blocks - self.head,
         }
         launched = self._launched()
-        self.host = HostTerms(self, p, self.layers - self.ffn, launched, self.ticks_per_s)
+        interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
+        self.host = HostTerms(self, p, self.layers - self.ffn, interrupted, self.ticks_per_s)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
         kv_of_step = self._step_kv(kv)

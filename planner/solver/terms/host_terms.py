@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import Beside, host_rows_timed
+from penstock.planner.contract.prices.beside import Beside, host_rows_timed, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.problem import Problem
 
 
 class HostTerms:
-    """How many FFN units the CPU computes, of ``outside`` that VRAM does not keep; none where steps are ``launched`` kernel by kernel."""
+    """How many FFN units the CPU computes, of ``outside`` that VRAM does not keep. None where a step is ``interrupted``: by the drive, or
+    by KV that lies outside VRAM."""
 
-    def __init__(self, program: LinearProgram, problem: Problem, outside: Amount, launched: Amount, ticks_per_s: float):
+    def __init__(self, program: LinearProgram, problem: Problem, outside: Amount, interrupted: Amount, ticks_per_s: float):
         self._program, self._problem, self._ticks_per_s = program, problem, ticks_per_s
         self.most = most_host_units(problem)
         self.decided: Amount = problem.force.host_ffn or 0
@@ -25,14 +25,14 @@ class HostTerms:
         if not self.most:
             if self.decided:
                 program.add(outside >= self.decided)
-                program.add(launched <= 0)
+                program.add(interrupted <= 0)
             return
         self.count = program.integer("host", 0, self.most, problem.force.host_ffn)
         self.any = program.integer("host_any", 0, 1)
         program.add(self.count <= outside)
         program.add(self.count <= self.most * self.any)
         program.add(self.any <= self.count)
-        program.add(self.any <= 1 - launched)
+        program.add(self.any <= 1 - interrupted)
         self.decided = self.count
 
     def streamed(self, units: Mapping[UnitKind, Amount]) -> dict[UnitKind, Amount]:
@@ -42,7 +42,7 @@ class HostTerms:
     def step(self, copies_t: Amount, head_t: Amount, most_t: float) -> Price:
         """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most."""
         p = self._problem
-        beside, units = Beside.of(p.hardware, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
+        beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
         mean = total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units))
         held_up_t = self._program.amount("host_held_up_t")
         self._program.add(held_up_t >= beside.held_up(copies_t, head_t) - beside.held_up(most_t, most_t) * (1 - self.any))
@@ -56,4 +56,4 @@ def most_host_units(problem: Problem) -> int:
     if sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) > p.hardware.vram_bytes + p.hardware.dram_bytes:
         return 0
     rows = host_rows_timed(p.hardware, p.model) if p.force.host_rows is None else p.force.host_rows
-    return p.model.layers if p.batch <= rows and records_whole(p.model) and can_record(p.hardware, p.model) else 0
+    return p.model.layers if p.batch <= rows and not no_hand_over(p.hardware, p.model) else 0

@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.company.company import Company
@@ -55,7 +58,9 @@ def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Ge
 
 def of_ranks(made: Decisions, checkpoint: Path, recorded: bool, share: ExpertShare = ExpertShare.whole) -> Plan:
     """A plan of two ranks, whose steps are recorded with their hops, or launched."""
-    found = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), links=Links(word_hop_s=2e-5 if recorded else 0.0))
+    rates = HostRates(2, {"BF16": Curve(((1, 20.0), (4, 20.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
+    links = Links(word_hop_s=2e-5 if recorded else 0.0)
+    found = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), links=links, host=rates)
     assert found.gpu is not None
     return dealt_plan(checkpoint, made, 2, replace(found, gpu=replace(found.gpu, layer_kernels_s=1e-5)), share)
 
@@ -74,6 +79,23 @@ def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company,
     assert found.tokens == wanted.tokens
     for a, b in zip(found.logits, wanted.logits, strict=True):
         assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+
+
+def test_two_ranks_on_a_card_hand_units_over_to_the_cpu(tmp_path: Path, company: Company) -> None:
+    """Of prompts and of the steps behind them; a row of three sequences decodes, then two, then one."""
+    checkpoint = save_tiny(tmp_path)
+    made = decisions(gpu=True, **PLACES["streamed"])
+    wanted, _ = generated(plan_for(checkpoint, made, gpu=True), checkpoint, None)
+    handed = replace(made, weights=replace(made.weights, host=HostUnits(2, 2)))
+    found, facts = generated(of_ranks(handed, checkpoint, False), checkpoint, company)
+    assert facts["handed"]["steps"] == 15, "those of one and of two rows, of 24 tokens of the longest sequence"
+    compared = 0
+    for passed, (a, b) in enumerate(zip(found.logits, wanted.logits, strict=True)):
+        if any(made[:passed] != own[:passed] for made, own in zip(found.tokens, wanted.tokens, strict=True)):
+            break  # the CPU adds up in another order: a tie may fall the other way
+        assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+        compared += 1
+    assert compared > 9, "steps that handed units over"
 
 
 @pytest.mark.parametrize("share", ExpertShare)

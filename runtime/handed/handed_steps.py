@@ -1,0 +1,84 @@
+"""Which units a pass streams, where the CPU computes some of a step's: the weight stream of prompts, and that of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.handed.launched_units import LaunchedUnits
+from penstock.runtime.handed.ring_turns import RingTurns
+from penstock.runtime.model.binding import WeightStream
+from penstock.runtime.model.rows import RowKind, Step
+from penstock.runtime.moving.ring import RingStats, VramRing
+from penstock.runtime.moving.stream import RingStream
+
+
+class StepStream:
+    """``inner`` of a step: ``units`` hear what is entered."""
+
+    def __init__(self, inner: RingStream, units: LaunchedUnits):
+        self._inner, self._units = inner, units
+
+    def begin_pass(self) -> None:
+        self._inner.begin_pass()
+
+    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
+        views = self._inner.enter(unit)
+        self._units.entered(unit)
+        return views
+
+    def leave(self, unit: Unit) -> None:
+        self._inner.leave(unit)
+
+    def end_pass(self) -> None:
+        self._inner.end_pass()
+
+
+class HandedSteps:
+    """Steps of as many rows as ``decided`` hand ``units`` over, and stream by ``steps``, whose ring is ``step_ring``. All other passes
+    stream by ``prompts``, through ``ring``. Costs two threads."""
+
+    def __init__(
+        self,
+        decided: HostUnits,
+        units: LaunchedUnits,
+        prompts: RingStream,
+        ring: VramRing,
+        steps: RingStream,
+        step_ring: VramRing,
+        turns: RingTurns,
+    ):
+        self._decided, self._units, self._turns = decided, units, turns
+        self._prompts, self._ring, self._steps, self._step_ring = prompts, ring, steps, step_ring
+        self._step_stream = StepStream(steps, units)
+        self.steps = 0
+        """That handed units over."""
+
+    def stream_of(self, step: Step) -> WeightStream:
+        """``step`` comes next -> what feeds it."""
+        alone = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
+        self._units.live = handed = alone and self._decided.compute(len(step.rows))
+        self._turns.take(self._step_ring if handed else self._ring)
+        self.steps += handed
+        return self._step_stream if handed else self._prompts
+
+    @property
+    def stats(self) -> RingStats:
+        """Of the ring of steps."""
+        return self._step_ring.stats
+
+    def rest(self) -> None:
+        """A rehearsal comes next, which hands nothing over."""
+        self._units.live = False
+
+    def settle(self) -> None:
+        """Book all kernels of steps that have finished; never blocks."""
+        self._steps.settle()
+
+    def close(self) -> None:
+        """End the ring of steps; units are no longer the CPU's. A second call does nothing."""
+        self._units.close()
+        self._step_ring.close()

@@ -1,0 +1,70 @@
+"""Units that the CPU computes in a step that is launched kernel by kernel: the interpreter hands each over and waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from penstock.planner.common.timeline.spans import CPU
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.recorded.host_steps import HostUnit
+
+
+class LaunchedUnits:
+    """Has the threads of ``pool`` compute ``units`` of at most ``rows`` rows, while :attr:`live`; else their modules do.
+
+    Kernels write a unit's rows into page-locked memory and read the CPU's from there, so that nothing queues behind copies of weights. The
+    pools of other ranks have the same cores. So threads sleep until a layer's attention begins on the card, and again once its unit is
+    computed. Costs 2 * rows * hidden * 2 bytes of page-locked DRAM.
+    """
+
+    def __init__(self, pool: HostPool, units: Sequence[HostUnit], rows: int, device: CopyDevice, locked: bool, ledger: Ledger):
+        self._pool, self._units, self._device, self._ledger = pool, units, device, ledger
+        self._layers = frozenset(unit.unit.layer for unit in units)
+        widths = units[0].ffn.inputs, units[0].ffn.outputs
+        held = [torch.zeros(rows * width * torch.bfloat16.itemsize, dtype=torch.uint8, pin_memory=locked) for width in widths]
+        self._x, self._y = (one.view(torch.bfloat16).view(rows, -1) for one in held)
+        self._to, self._from = (device.alias(one).view(torch.bfloat16).view(rows, -1) for one in held)
+        self._begun: Event | None = None
+        """Where the card begins with the layer in progress: all that its attention waits for is there."""
+        self.live = False
+        """Whether the pass in progress hands its units over."""
+        self._before = [vars(unit.module).get("forward") for unit in units]
+        for unit in units:
+            unit.module.forward = partial(self._computed, unit, unit.module.forward)
+
+    def entered(self, unit: Unit) -> None:
+        """The kernels of ``unit`` come next."""
+        if unit.kind == "attn" and unit.layer in self._layers:
+            self._begun = self._device.compute_event()
+
+    def _computed(self, unit: HostUnit, inner: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
+        if not self.live:
+            return inner(hidden)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        count = len(rows)
+        torch.mul(rows, 1, out=self._to[:count])  # a kernel: a copy would wait for the link
+        ready, begun = self._device.compute_event(), self._begun
+        if begun is not None:
+            self._device.host_waits(begun)
+            self._pool.near()
+        self._device.host_waits(ready)
+        since = time.perf_counter()
+        self._pool.ffn(unit.ffn, self._x[:count], self._y[:count])
+        self._ledger.add(CPU, str(unit.unit), since, time.perf_counter(), unit.ffn.bytes)
+        self._pool.near(0)
+        self._begun = None
+        return torch.mul(self._from[:count], 1).view(*hidden.shape[:-1], -1)
+
+    def close(self) -> None:
+        """Modules compute for themselves again. A second call does nothing."""
+        for unit, before in zip(self._units, self._before, strict=True):
+            vars(unit.module).pop("forward", None)
+            if before is not None:
+                unit.module.forward = before

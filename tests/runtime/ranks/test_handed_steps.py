@@ -1,0 +1,225 @@
+"""Steps of several ranks of which the CPU computes units: what they say, and what their rings leave out."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.plan.planfile import write_plan
+from penstock.planner.contract.rules.broken import broken_rules
+from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.handed.launched_units import LaunchedUnits
+from penstock.runtime.handed.ring_turns import RingTurns, Standing
+from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.recorded.host_steps import host_unit
+from tests.cli import HANGS_S, ROOT
+from tests.runtime.fakes import FakeDevice
+from tests.runtime.ranks.company import EVERY, dealt_plan
+from tests.runtime.ranks.played_cards import steps
+from tests.runtime.steppers import unstreamed
+from tests.runtime.test_host_steps import Gated
+from tests.support import HostCopier, decisions, machine, save_tiny
+
+RATES = HostRates(2, {"BF16": Curve(((1, 20.0), (4, 20.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
+ROWS = 2
+CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "some units stream": (2, 2, {"resident": (1, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
+    "nothing streams in a step": (2, 3, {"resident": (3, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
+    "three ranks, one slot ahead": (3, 1, {"resident": (0, 0, 0), "cap": 2, "hwm": 6, "distance": 2, "head_blocks": 2, "slots": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES if EVERY else [*CASES][:2])
+def test_what_the_cpu_computes_for_each_rank_is_what_the_whole_model_says(case: str, tmp_path: Path) -> None:
+    count, units, decided = CASES[case]
+    checkpoint = save_tiny(tmp_path / "model")
+    card = machine(True, cpu_cores=count, cpu_threads=count, devices=tuple(range(count)), host=RATES)
+    made = decisions(gpu=True, batch=3, pages=16, **decided)
+    made = replace(made, weights=replace(made.weights, host=HostUnits(units, ROWS)))
+    plan = dealt_plan(checkpoint, made, count, card, batch=3, requests=3)
+    assert all(not broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank)
+    write_plan(plan, tmp_path / "plan.yaml")
+    out = tmp_path / "said.pt"
+    command = [sys.executable, "-m", "tests.runtime.ranks.played_cards", str(tmp_path / "plan.yaml"), str(checkpoint), str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(out)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    whole = unstreamed(model)
+    asked = list(steps(whole.pool.pages))
+    for step, said in zip(asked, found["said"], strict=True):
+        want = whole.run(step).float()
+        assert torch.allclose(said.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
+    handed = [step for step in asked if len(step.rows) <= ROWS and len(step.rows[0].tokens) == 1]
+    assert found["told"]["handed"] == {"steps": len(handed)} and len(handed) < len(asked) - 3
+    each = 3 * 64 * 160 * 2
+    assert found["told"]["stages"]["cpu"][0] == len(handed) * units * each, "the bytes of its own units"
+    others = [report["stages"]["decode"]["cpu"]["bytes"] for report in found["told"]["others"]]
+    assert others == [len(handed) * units * each] * (count - 1)
+
+
+class Told(HostPool):
+    """Says when its threads are woken."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.said: list[float] = []
+
+    def near(self, seconds: float = 0.005) -> None:
+        self.said.append(seconds)
+        super().near(seconds)
+
+
+def test_threads_sleep_until_a_layer_begins_and_again_behind_its_unit() -> None:
+    """Other ranks' threads have the same cores, and nobody's unit is due until this rank's attention begins."""
+    torch.manual_seed(0)
+    module = Gated()
+    unit = host_unit(Unit("ffn", 1), "mlp", module, {f"mlp.{n}": p.detach() for n, p in module.named_parameters()}, "silu")
+    x, pool, waits = torch.randn(1, 2, 32, dtype=torch.bfloat16), Told(), list[object]()
+
+    class Waiting(HostCopier):
+        def host_waits(self, event: float) -> None:
+            waits.append((event, list(pool.said)))
+
+    with pool, torch.inference_mode():
+        want, ledger = module(x), Ledger()
+        units = LaunchedUnits(pool, [unit], 2, cast(Any, Waiting()), False, ledger)
+        assert torch.equal(module(x), want) and not pool.said and not waits, "a prompt computes with its module"
+        units.live = True
+        units.entered(Unit("attn", 0))
+        units.entered(Unit("attn", 1))
+        got = module(x)
+        assert torch.allclose(got.float(), want.float(), atol=0.02 * want.abs().max().item(), rtol=0)
+        assert [said for _, said in waits] == [[], [0.005]] and pool.said == [0.005, 0], "woken between both waits, asleep at the end"
+        assert waits[0] < waits[1]
+        units.close()
+        units.close()
+        assert torch.equal(module(x), want)
+    assert ledger.totals()["cpu"].bytes == unit.ffn.bytes
+
+
+class Dram:
+    """Units that lie where they lie, each with bytes of its own."""
+
+    def __init__(self, units: list[Unit], nbytes: int):
+        self._at = {unit: torch.full((nbytes,), number + 1, dtype=torch.uint8) for number, unit in enumerate(units)}
+        self.cache = self
+
+    def stays(self, unit: Unit) -> torch.Tensor:
+        return self._at[unit]
+
+    def wait_preloaded(self) -> None:
+        """They are there."""
+
+
+class Rings:
+    """Prompts stream ``units``, steps those of them that are not ``left_out``; a test is copiers, retirers and the card."""
+
+    def __init__(self, layers: int, left_out: set[int], slots: tuple[int, int], distance: int, draw: random.Random):
+        self.units = [Unit(kind, layer) for layer in range(layers) for kind in ("attn", "ffn")]
+        self.of_steps = [unit for unit in self.units if unit.kind == "attn" or unit.layer not in left_out]
+        self.dram, self.draw = Dram(self.units, 8), draw
+        self.device = FakeDevice(draw.choice)
+        source = Standing(cast(Any, self.dram))
+        buffers = {name: [torch.zeros(8, dtype=torch.uint8) for _ in range(n)] for name, n in zip(("attn", "ffn"), slots, strict=True)}
+        pieces = (Segment(0, 0, 4), Segment(4, 4, 4))
+        self.rings = [
+            VramRing(units, lambda _: pieces, buffers, source, self.device, distance, 2, Ledger(), True, 1, 0)
+            for units in (self.units, self.of_steps)
+        ]
+        copy = self.device.copy
+        self.turns = RingTurns(*self.rings, lambda unit, into: copy(into, self.dram.stays(unit)), cast(Any, self.dram), self.device)
+        self.threads = [_Driven(work) for ring in self.rings for work in (ring.copying(), ring.retiring())]
+        self.rings[1].pause()
+        for ring in self.rings:  # whoever waits has the others go on
+            ring._consumer = cast(Any, self)
+        self.seen: list[tuple[Unit, int]] = []
+
+    def tell(self) -> None:
+        """Of a waiter: nobody sleeps."""
+
+    def wait(self, ready: Any) -> None:
+        for _ in range(10_000):
+            if ready():
+                return
+            self.go_on()
+        raise AssertionError("nothing can bring it about")
+
+    def go_on(self) -> None:
+        able = [*(thread for thread in self.threads if thread.ready()), *self.device.enabled()]
+        if not able:
+            return
+        one = self.draw.choice(able)
+        if isinstance(one, str):
+            self.device.advance(one)
+        else:
+            one.step()
+
+    def pass_over(self, ring: int) -> None:
+        self.turns.take(self.rings[ring])
+        self.rings[ring].begin_pass()
+        for unit in (self.units, self.of_steps)[ring]:
+            _, buffer = self.rings[ring].enter(unit)
+            self.device.launch(lambda unit=unit, buffer=buffer: self.seen.append((unit, int(buffer.min()), int(buffer.max()))))  # type: ignore[misc]
+            self.rings[ring].leave(unit, self.device.compute_event())
+            self.go_on_at_most(self.draw.randrange(4))
+        self.go_on_at_most(self.draw.choice([0, 5, 60]))
+
+    def go_on_at_most(self, times: int) -> None:
+        for _ in range(times):
+            self.go_on()
+
+
+class _Driven:
+    def __init__(self, work: Iterator[Any]):
+        self._work, self._next = work, next(work)
+
+    def ready(self) -> bool:
+        return self._next is not None and bool(self._next())
+
+    def step(self) -> None:
+        self._next = next(self._work, None)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_two_rings_over_the_same_slots_never_show_a_unit_that_is_not_there(seed: int) -> None:
+    draw = random.Random(seed)
+    layers = draw.randint(1, 5)
+    left_out = {layer for layer in range(layers) if draw.random() < 0.5}
+    rings = Rings(layers, left_out, (draw.randint(1, 3), draw.randint(1, 3)), draw.randint(1, 5), draw)
+    passes = [draw.randrange(2) for _ in range(8)]
+    for ring in passes:
+        rings.pass_over(ring)
+    rings.device.on_compute_path = False
+    rings.wait(lambda: not rings.device._queues["compute"])
+    want = [unit for ring in passes for unit in (rings.units, rings.of_steps)[ring]]
+    numbers = {unit: number + 1 for number, unit in enumerate(rings.units)}
+    assert rings.seen == [(unit, numbers[unit], numbers[unit]) for unit in want]
+
+
+def test_a_module_whose_forward_was_replaced_before_gets_that_back() -> None:
+    module, asked = Gated(), list[nn.Module]()
+    own = module.forward
+    module.forward = lambda x: (asked.append(module), own(x))[1]  # type: ignore[func-returns-value,assignment]
+    unit = host_unit(Unit("ffn", 0), "mlp", module, {f"mlp.{n}": p.detach() for n, p in module.named_parameters()}, "silu")
+    with HostPool(1) as pool:
+        units = LaunchedUnits(pool, [unit], 1, HostCopier(), False, Ledger())
+        units.close()
+    module(torch.zeros(1, 1, 32, dtype=torch.bfloat16))
+    assert asked == [module]
