@@ -25,7 +25,8 @@ PLANNER = (
 RUNTIME = (
     "runtime.asked", "runtime.company",
     "runtime.formats.kernels", "runtime.formats.native", "runtime.formats.twelve", "runtime.formats.gguf",
-    "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading", "runtime.store",
+    "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading.native", "runtime.reading",
+    "runtime.store",
     "runtime.model.fused", "runtime.model.further", "runtime.model", "runtime.moving",
     "runtime.experts.products", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",

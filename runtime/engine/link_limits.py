@@ -70,8 +70,7 @@ def _ssd_gbps(engine: Engine, over: Until) -> float:
     reads, count = _reads(engine)
     slots = deque(range(count))
     waiting: deque[tuple[Arrival, int]] = deque()
-    meter = engine.pool.meter
-    begun, first = time.perf_counter(), meter.bytes
+    begun, first = time.perf_counter(), engine.pool.meter.bytes
     for read in itertools.cycle(reads):
         if not slots:
             arrival, slot = waiting.popleft()
@@ -84,7 +83,7 @@ def _ssd_gbps(engine: Engine, over: Until) -> float:
         read(waiting[-1][1], arrival)
     for arrival, _ in waiting:
         arrival.wait()
-    return (meter.bytes - first) / (time.perf_counter() - begun) / GB
+    return (engine.pool.meter.bytes - first) / (time.perf_counter() - begun) / GB
 
 
 def _reads(engine: Engine) -> tuple[Sequence[Callable[[int, Arrival], None]], int]:

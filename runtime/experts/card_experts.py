@@ -274,12 +274,11 @@ class CardExperts:
             self._look_ahead(layer, len(routing.experts))
 
     def _bring_part(self, layer: int, coming: _Misses) -> int | None:
-        """Wait for a part of an expert from the SSD, for which there is a slot, and queue its copies. The expert, if that was the last."""
+        """Wait for parts of an expert from the SSD, for which there is a slot, and queue their copies. The expert, if that was the last."""
         self._clock.pause()
-        placed = [e for e in coming.far if self._cache.slot(layer, e) is not None]
-        meanwhile = self.fetch_ahead if self._fetches_ahead else None
-        expert, number, over = self._dram.next_part(layer, coming.far if self._cache.free else placed, meanwhile)
-        segments = self._segments_of((layer, expert), number)
+        wanted = coming.far if self._cache.free else [e for e in coming.far if self._cache.slot(layer, e) is not None]
+        expert, numbers, over = self._dram.next_parts(layer, wanted, self.fetch_ahead if self._fetches_ahead else None)
+        segments = [segment for number in numbers for segment in self._segments_of((layer, expert), number)]
         slot = self._cache.slot(layer, expert)
         if slot is None:
             slot = self._take(layer, expert)
@@ -291,12 +290,12 @@ class CardExperts:
 
     def _segments_of(self, key: Key, number: int) -> Sequence[Segment]:
         """Of a part that the SSD brings."""
-        segments, parts = self._layouts[key].segments, self._dram.parts(*key)
-        if len(parts) == 1:
-            return segments
-        if (key, number) not in self._parts:
-            self._parts[key, number] = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
-        return self._parts[key, number]
+        found = self._parts.get((key, number))
+        if found is None:
+            segments, parts = self._layouts[key].segments, self._dram.parts(*key)
+            pieces = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
+            found = self._parts[key, number] = segments if len(parts) == 1 else pieces
+        return found
 
     def _ready(self, layer: int, experts: Sequence[int]) -> Sequence[Arrived]:
         """``experts`` for kernels that are issued from now on, which wait until they have arrived."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -17,17 +18,27 @@ from penstock.runtime.experts.expert_fetch import Fetch, Key, parts_of
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.filler import Arrival
+from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reader import Reads, UrgentReads
+from penstock.runtime.reading.reads_inbox import Inbox, Ticket
 from penstock.runtime.store.base import Extent, UnitLayout
 
 LOOK_UP_S = 0.004
 """How long a wait for the SSD goes on at a time: a link of 16 to 64 GB/s copies one or two chunks meanwhile."""
 
 
+class Came(NamedTuple):
+    """What has arrived of ``expert``: numbers of its ``parts``, and whether that is all of it."""
+
+    expert: int
+    parts: Sequence[int]
+    over: bool
+
+
 class DramExperts:
     """Experts in ``slots`` of the arena from ``base`` on, under ``cache``.
 
-    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_part` and :meth:`release`; reads complete on the reader's threads. Missing
+    One consumer calls :meth:`visit`, :meth:`judge`, :meth:`next_parts` and :meth:`release`; reads complete on the reader's threads. Missing
     experts are read at once, before all else. Prefetched experts have at most ``in_flight`` parts in flight. A prefetch stops at the next
     visit that has no use for it.
     """
@@ -48,7 +59,9 @@ class DramExperts:
         self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
         self._cache = cache
         self._part_bytes, self._in_flight = part_bytes, in_flight
-        self._cond = threading.Condition()
+        self._lock = threading.RLock()
+        self._inbox: Inbox[tuple[Fetch, int] | None] = pool.inbox()
+        """Of parts that were demanded; None where something else is to be looked at."""
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
         self._buffers: dict[int, torch.Tensor] = {}
@@ -83,7 +96,7 @@ class DramExperts:
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
         """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
         be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next."""
-        with self._cond:
+        with self._lock:
             self._raise_if_broken()
             if self._cache.still:
                 self.stats.visited(routing.prompt, len(wanted), 0)
@@ -91,9 +104,10 @@ class DramExperts:
             with self._deciding:
                 seen = self._cache.find(layer, wanted)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
-            under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
-            for slot in seen.dropped:
-                self._drop(slot, under_way.get(slot))
+            if seen.dropped:
+                under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
+                for slot in seen.dropped:
+                    self._drop(slot, under_way.get(slot))
             if self._ahead:
                 self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
                 self._ahead = {key for key in self._ahead if key[0] != layer}
@@ -118,14 +132,14 @@ class DramExperts:
     @property
     def all_asked(self) -> bool:
         """Whether everything missed has a slot and its reads are queued."""
-        with self._cond:
+        with self._lock:
             return not self._todo
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Decide what is to stay after the visit, and begin to fetch ahead for the layer after it."""
         if self._cache.still:
             return
-        with self._cond:
+        with self._lock:
             with self._judging:
                 self._cache.judge(layer, routing)
             with self._deciding:
@@ -134,7 +148,7 @@ class DramExperts:
 
     def here(self, layer: int, expert: int) -> bool:
         """Whether all of it lies in its slot."""
-        with self._cond:
+        with self._lock:
             self._raise_if_broken()
             return self._cache.slot(layer, expert) is not None and (layer, expert) not in self._fetches
 
@@ -147,7 +161,7 @@ class DramExperts:
         return slot, self._buffers[slot]
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
-        """What :meth:`next_part` numbers."""
+        """What :meth:`next_parts` numbers."""
         if (layer, expert) not in self._parts:
             self._parts[layer, expert] = parts_of(self._layouts[layer, expert], self._part_bytes)
         return self._parts[layer, expert]
@@ -156,62 +170,68 @@ class DramExperts:
         """Copies that read ``slots`` are queued; ``wait`` returns once they are over."""
         if self._cache.still:
             return
-        with self._cond:
+        with self._lock:
             self._left |= dict.fromkeys(slots, wait)
 
-    def next_part(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> tuple[int, int, bool]:
-        """Wait until a part of one of ``experts``, all on their way, has arrived: (expert, number of the part, whether it was the last).
-        Calls ``meanwhile`` again and again until then."""
-        begun = None
+    def next_parts(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> Came:
+        """Wait until one of ``experts``, all on their way, or a part of it, has arrived. Calls ``meanwhile`` again and again until then."""
+        self._hear(0.0)
+        came = self._arrived(layer, experts)
+        if came is not None:
+            return came
+        begun = time.perf_counter()
         while True:
-            with self._cond:
-                part = self._arrived(layer, experts)
-                if part is not None:
-                    break
-                begun = begun or time.perf_counter()
-                self._cond.wait(1.0 if meanwhile is None else LOOK_UP_S)
+            self._hear(1.0 if meanwhile is None else LOOK_UP_S)
+            came = self._arrived(layer, experts)
+            if came is not None:
+                break
             if meanwhile is not None:
                 meanwhile()
-        if begun is not None:
-            self.stats.waits += 1
-            self.stats.wait_s += time.perf_counter() - begun
-        return part
+        self.stats.waits += 1
+        self.stats.wait_s += time.perf_counter() - begun
+        return came
 
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
-        with self._cond:
-            while (part := self._arrived(layer, experts)) is not None:
-                expert, _, over = part
-                if over:
-                    return expert
+        self._hear(0.0)
+        while (came := self._arrived(layer, experts)) is not None:
+            if came.over:
+                return came.expert
         return None
 
-    def _arrived(self, layer: int, experts: Collection[int]) -> tuple[int, int, bool] | None:
-        self._raise_if_broken()
-        for expert in experts:
-            fetch = self._fetches.get((layer, expert))
-            if fetch is not None and fetch.arrived:
-                part = fetch.arrived.popleft()
-                over = not fetch.left and not fetch.arrived
-                if over:
-                    del self._fetches[fetch.key]
-                return expert, part, over
-        return None
+    def _hear(self, most_s: float) -> None:
+        """Note what has arrived; waits for it for so many seconds at most."""
+        for key, error in self._inbox.take(most_s):
+            if key is not None:
+                with self._lock:
+                    self._over(*key, error)
+
+    def _arrived(self, layer: int, experts: Collection[int]) -> Came | None:
+        with self._lock:
+            self._raise_if_broken()
+            for expert in experts:
+                fetch = self._fetches.get((layer, expert))
+                if fetch is not None and fetch.arrived:
+                    parts, fetch.arrived = fetch.arrived, []
+                    if not fetch.left:
+                        del self._fetches[fetch.key]
+                    return Came(expert, parts, not fetch.left)
+            return None
 
     def release(self, layer: int, experts: Sequence[int]) -> None:
         """The consumer is through with them, but for copies that :meth:`read_until` named."""
         if self._cache.still or not experts:
             return
-        with self._cond:
+        with self._lock:
             for slot in self._cache.settle_all(layer, experts):
                 self._cache.give_back(slot)
             self._go_on()
 
     def close(self) -> None:
         """Wake the consumer with an error; reads in flight are the reader's to end."""
-        with self._cond:
+        with self._lock:
             self._closed = True
-            self._cond.notify_all()
+        self._inbox.put(None)
 
     def _go_on(self) -> None:
         """Start what was asked for, then what may be next, as far as there are slots."""
@@ -243,27 +263,39 @@ class DramExperts:
         return True
 
     def _submit(self, fetch: Fetch) -> None:
-        while fetch.submitted < len(fetch.parts) and not fetch.dropped and (fetch.demanded or fetch.under_way < self._in_flight):
-            number = fetch.submitted
-            fetch.submitted += 1
-            fetch.under_way += 1
-            layer, expert = fetch.key
-            landed, name = partial(self._landed, fetch, number), f"expert {layer}.{expert}"
-            self._pool.read(fetch.parts[number], self._view(fetch.slot), landed, name, urgent=fetch.demanded)
+        if fetch.dropped:
+            return
+        left = len(fetch.parts) - fetch.submitted
+        count = left if fetch.demanded else min(left, self._in_flight - fetch.under_way)
+        if count <= 0:
+            return
+        numbers = range(fetch.submitted, fetch.submitted + count)
+        fetch.submitted += count
+        fetch.under_way += count
+        dones: list[Done] = [
+            Ticket(self._inbox, (fetch, number)) if fetch.demanded else partial(self._landed, fetch, number) for number in numbers
+        ]
+        layer, expert = fetch.key
+        parts = fetch.parts[numbers.start : numbers.stop]
+        self._pool.read_each(parts, self._view(fetch.slot), dones, f"expert {layer}.{expert}", urgent=fetch.demanded)
 
     def _landed(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
-        with self._cond:
-            fetch.under_way -= 1
-            fetch.left -= 1
-            fetch.arrived.append(number)
-            if error is not None:
-                self._error = error
-            elif not fetch.dropped:
-                self._submit(fetch)
-            elif not fetch.under_way:
-                self._cache.give_back(fetch.slot)
-                self._start_demanded()
-            self._cond.notify_all()
+        """A part that was not demanded, on the reading thread."""
+        with self._lock:
+            self._over(fetch, number, error)
+        self._inbox.put(None)
+
+    def _over(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
+        fetch.under_way -= 1
+        fetch.left -= 1
+        fetch.arrived.append(number)
+        if error is not None:
+            self._error = error
+        elif not fetch.dropped:
+            self._submit(fetch)
+        elif not fetch.under_way:
+            self._cache.give_back(fetch.slot)
+            self._start_demanded()
 
     def _drop(self, slot: int, fetch: Fetch | None) -> None:
         if fetch is not None:

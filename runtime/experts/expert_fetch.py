@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +23,7 @@ class Fetch:
     under_way: int = 0
     demanded: bool = False
     dropped: bool = False
-    arrived: deque[int] = field(default_factory=deque)
+    arrived: list[int] = field(default_factory=list)
     """Parts that arrived and that the consumer has not fetched."""
     left: int = 0
 

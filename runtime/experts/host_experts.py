@@ -53,11 +53,10 @@ class HostExperts:
 
     def _awaited(self, layer: int, waiting: Collection[int]) -> int:
         self._clock.pause()
-        over = False
-        while not over:
-            expert, _, over = self._dram.next_part(layer, waiting)
+        while not (came := self._dram.next_parts(layer, waiting)).over:
+            pass
         self._clock.resume()
-        return expert
+        return came.expert
 
     def _use(self, layer: int, expert: int) -> Mapping[str, torch.Tensor]:
         return self._views.of((layer, expert), *self._dram.place(layer, expert))

@@ -26,8 +26,12 @@ def cut(segments: Iterable[Segment], chunk: int) -> Iterator[Segment]:
 
 def within(segments: Iterable[Segment], start: int, nbytes: int) -> Iterator[Segment]:
     """What of ``segments`` comes from ``nbytes`` of the DRAM layout from ``start`` on."""
+    end = start + nbytes
     for s in segments:
-        first, last = max(s.src, start), min(s.src + s.nbytes, start + nbytes)
+        if start <= s.src and s.nbytes and s.src + s.nbytes <= end:
+            yield s
+            continue
+        first, last = max(s.src, start), min(s.src + s.nbytes, end)
         if first < last:
             yield Segment(first, s.dst + first - s.src, last - first)
 

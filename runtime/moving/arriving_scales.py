@@ -60,7 +60,17 @@ class SoundReads:
 
     def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
         """See :class:`penstock.runtime.reading.reader.Reads`; ``urgent``: of a pool of readers alone."""
+        done = self._checked(extents, into, done)
+        if urgent:
+            self._source.read(extents, into, done, name, urgent=True)  # type: ignore[call-arg]
+        else:
+            self._source.read(extents, into, done, name)
+
+    def _checked(self, extents: Sequence[Extent], into: memoryview, done: Done) -> Done:
+        """``done`` behind a look at what comes for the first time."""
         new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen] if self._scales else []
+        if not new:
+            return done
 
         def landed(error: BaseException | None) -> None:
             if error is None:
@@ -71,8 +81,7 @@ class SoundReads:
                     error = caught
             done(error)
 
-        how = {"urgent": True} if urgent else {}
-        self._source.read(extents, into, landed if new else done, name, **how)
+        return landed
 
 
 class MeteredSoundReads(SoundReads):
@@ -88,4 +97,11 @@ class UrgentSoundReads(SoundReads):
 
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
-        self.begun = source.begun
+        self.begun, self.inbox, self._read_each = source.begun, source.inbox, source.read_each
+
+    def read_each(
+        self, parts: Sequence[Sequence[Extent]], into: memoryview, dones: Sequence[Done], name: str = "load", urgent: bool = False
+    ) -> None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
+        checked = [self._checked(extents, into, done) for extents, done in zip(parts, dones, strict=True)]
+        self._read_each(parts, into, checked, name, urgent)

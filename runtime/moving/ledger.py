@@ -76,10 +76,9 @@ class Ledger:
             else:
                 self.dropped += 1
 
-    def keep_block(self, name: str, number: int, start: float, end: float, nbytes: int) -> None:
-        """Keep one block's read, a part of read ``number``, on the track of the thread that calls."""
-        reader = threading.current_thread().name.replace("-", ".")
-        self.keep(Span(reader, name, start, end, nbytes, part_of=number))
+    def keep_block(self, reader: str, name: str, number: int, start: float, end: float, nbytes: int) -> None:
+        """Keep one block's read, a part of read ``number``, on the track of the thread that read it."""
+        self.keep(Span(reader.replace("-", "."), name, start, end, nbytes, part_of=number))
 
     def totals(self) -> dict[str, StageTotals]:
         """A snapshot per stage."""

@@ -73,6 +73,9 @@ def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_b
 def pieces_of(extent: Extent, most_bytes: int) -> Iterator[Extent]:
     """``extent`` cut at 4096-byte boundaries of the file into pieces of at most ``most_bytes``."""
     start, end = extent.offset, extent.offset + extent.nbytes
+    if start < end <= align_down(start + most_bytes):
+        yield extent
+        return
     while start < end:
         stop = min(align_down(start + most_bytes), end)
         yield replace(extent, offset=start, nbytes=stop - start, dest=extent.dest + start - extent.offset)

@@ -12,30 +12,36 @@ class Meter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_flight = 0
-        self._since = 0.0
+        self._since = self._until = 0.0
         self._busy_s = 0.0
         self._bytes = 0
         self._reads = 0
         self._retries = 0
 
-    def begin(self) -> float:
-        """A read starts. When, in seconds of ``time.perf_counter``."""
-        now = time.perf_counter()
+    def begin(self, at: float | None = None) -> float:
+        """A read starts now, or has started at ``at``. When, in seconds of ``time.perf_counter``."""
+        now = time.perf_counter() if at is None else at
         with self._lock:
             if not self._in_flight:
-                self._since = now
+                self._since = max(now, self._until)
             self._in_flight += 1
         return now
 
-    def end(self, nbytes: int) -> float:
-        """A read of ``nbytes`` is over. When."""
-        now = time.perf_counter()
+    def end(self, nbytes: int, at: float | None = None) -> float:
+        """A read of ``nbytes`` is over, or was at ``at``. When."""
         with self._lock:
-            self._in_flight -= 1
             self._bytes += nbytes
             self._reads += 1
+        return self.give_up(at)
+
+    def give_up(self, at: float | None = None) -> float:
+        """Likewise of a read that gave nothing and is read anew. When."""
+        now = time.perf_counter() if at is None else at
+        with self._lock:
+            self._in_flight -= 1
             if not self._in_flight:
-                self._busy_s += now - self._since
+                self._busy_s += max(0.0, now - self._since)
+                self._until = max(now, self._until)
         return now
 
     def retry(self) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.planner.contract.decided.decisions import CachePolicy
 from penstock.runtime.engine.session import Session
+from penstock.runtime.reading import block_reader
 from penstock.runtime.reading import reader as reader_module
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.tools.runtime_verbs import run_verb
@@ -40,7 +41,7 @@ class Wire:
             real_pool(this, *args, **keys, preadv=preadv)
 
         monkeypatch.setattr(reader_module.ReadPool, "__init__", pool)
-        monkeypatch.setattr(reader_module, "BACK_OFF_S", (0.0, 0.0, 0.0))
+        monkeypatch.setattr(block_reader, "BACK_OFF_S", (0.0, 0.0, 0.0))
         real_generating = Session.generating
 
         def generating(*args: Any, **keys: Any) -> Any:

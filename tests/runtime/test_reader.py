@@ -15,7 +15,7 @@ import pytest
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.reading import reader as reader_module
+from penstock.runtime.reading import block_reader, python_readers
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.store.base import Extent, StoreError
@@ -34,7 +34,7 @@ def content(tmp_path: Path) -> tuple[Path, bytes]:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "BACK_OFF_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(block_reader, "BACK_OFF_S", (0.0, 0.0, 0.0))
 
 
 def buffer(nbytes: int) -> memoryview:
@@ -174,7 +174,7 @@ def test_whoever_waits_until_reads_have_begun_goes_on_with_as_many_in_flight_as_
 ) -> None:
     """One block wakes one thread."""
     path, _ = content
-    monkeypatch.setattr(reader_module, "BEGUN_S", HANGS_S)
+    monkeypatch.setattr(python_readers, "BEGUN_S", HANGS_S)
     under_way, hold, ended = threading.Semaphore(0), threading.Event(), threading.Event()
 
     def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
@@ -186,10 +186,10 @@ def test_whoever_waits_until_reads_have_begun_goes_on_with_as_many_in_flight_as_
         since = time.perf_counter()
         pool.begun()
         pool.read([Extent(path, 0, ALIGN, 0, True)], buffer(ALIGN), lambda error: None, urgent=True)
-        assert under_way.acquire(timeout=HANGS_S) and pool._awake == 1
+        assert under_way.acquire(timeout=HANGS_S) and pool._readers._awake == 1
         pool.read([Extent(path, 0, 8 * ALIGN, 0, True)], buffer(8 * ALIGN), lambda error: ended.set(), urgent=True)
         pool.begun()
-        assert pool._busy == 3 and time.perf_counter() - since < HANGS_S / 2
+        assert pool._readers._busy == 3 and time.perf_counter() - since < HANGS_S / 2
         hold.set()
         assert ended.wait(HANGS_S)
 
@@ -230,7 +230,7 @@ def test_failures_count_anew_once_a_block_has_made_progress(content: tuple[Path,
     failed: dict[int, int] = {}
 
     def preadv(fd: int, views: Sequence[memoryview], offset: int) -> int:
-        if failed.setdefault(offset, 0) < len(reader_module.BACK_OFF_S):
+        if failed.setdefault(offset, 0) < len(block_reader.BACK_OFF_S):
             failed[offset] += 1
             raise OSError(errno.EIO, "Input/output error")
         return os.preadv(fd, [views[0][:ALIGN]], offset)
@@ -305,7 +305,7 @@ def test_closing_fails_what_waits_and_waits_for_what_runs(content: tuple[Path, b
     assert started.wait(30)
     closer = threading.Thread(target=pool.close)
     closer.start()
-    while not pool._closed:
+    while not pool._readers.closed:
         pass
     go.set()
     closer.join(30)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import penstock.runtime.engine.host_side
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from penstock.planner.common.timeline.timeline_picture import draw
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.moving.ledger import SPANS_KEPT, Ledger
+from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.told.stage_clock import StageClock
 from tests.runtime.running import Desk, desk
 from tests.runtime.sessions import opened
@@ -54,18 +58,22 @@ def traced(trace: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str, Any]
 
 
 @contextmanager
-def executed(checkpoint: Path, gpu: bool) -> Iterator[Engine]:
-    """An engine that has run ``BATCH`` and stopped, with its spans kept. Its SSD is slow, so that there is something to wait for."""
+def executed(checkpoint: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that has run ``BATCH`` and stopped, with its spans kept. Its SSD comes to be slow, so that there is something to wait
+    for."""
+    loaded = threading.Event()
 
     def slow(fd: int, views: Sequence[memoryview], offset: int) -> int:
-        time.sleep(0.02)
+        if loaded.is_set():
+            time.sleep(0.02)
         return os.preadv(fd, views, offset)
 
+    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=slow))
     plan = plan_for(checkpoint, decisions(gpu=gpu, resident=(2, 1, 0)), gpu)
     with opened(plan, checkpoint, HostCopier() if gpu else None, keep_spans=True) as session:
         session.load(BATCH)
         engine = session.engine
-        engine.pool._preadv = slow
+        loaded.set()
         session.generate(BATCH, Sampler(Sampling(), CPU))
         engine.stop()
         engine.pool.close()
@@ -81,8 +89,8 @@ def union_s(spans: list[Span]) -> float:
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_spans_add_up_to_the_stage_totals(checkpoint: Path, gpu: bool) -> None:
-    with executed(checkpoint, gpu) as engine:
+def test_spans_add_up_to_the_stage_totals(checkpoint: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executed(checkpoint, gpu, monkeypatch) as engine:
         totals, work = engine.stage_totals(), [s for s in engine.ledger.spans if not s.waits_for]
         kept = {stage: [s for s in work if s.track == stage] for stage in (COMPUTE, H2D)} | {SSD: [s for s in work if s.part_of]}
         assert set(totals) == {SSD, COMPUTE} | ({H2D} if gpu else set())
@@ -97,8 +105,8 @@ def test_spans_add_up_to_the_stage_totals(checkpoint: Path, gpu: bool) -> None:
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_waits_lie_between_the_work_of_their_track_and_add_up(checkpoint: Path, gpu: bool) -> None:
-    with executed(checkpoint, gpu) as engine:
+def test_waits_lie_between_the_work_of_their_track_and_add_up(checkpoint: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executed(checkpoint, gpu, monkeypatch) as engine:
         waits = [s for s in engine.ledger.spans if s.waits_for]
         assert {(s.track, s.waits_for) for s in waits} <= ({(COMPUTE, H2D), (H2D, SSD), (H2D, COMPUTE)} if gpu else {(COMPUTE, SSD)})
         assert (H2D if gpu else COMPUTE, SSD) in {(s.track, s.waits_for) for s in waits}
@@ -153,8 +161,8 @@ def test_a_run_draws_a_picture(small: Desk, tmp_path: Path) -> None:
     assert (tmp_path / "trace.png").read_bytes().startswith(PNG)
 
 
-def test_a_picture_of_three_tiers_and_one_of_nothing_are_drawn(checkpoint: Path, tmp_path: Path) -> None:
-    with executed(checkpoint, gpu=True) as engine:
+def test_a_picture_of_three_tiers_and_one_of_nothing_are_drawn(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with executed(checkpoint, True, monkeypatch) as engine:
         three = engine.ledger.spans
     for name, spans in (("three", three), ("nothing", [])):
         draw(Timeline(spans, title=name), tmp_path / f"{name}.png")

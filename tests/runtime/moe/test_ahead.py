@@ -20,6 +20,7 @@ from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import Event
 from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.reads_inbox import PlainInbox
 from tests.runtime.moe.tiers import (
     COUNT,
     ELEMENTS,
@@ -235,11 +236,15 @@ class HeldReads:
         self.open: list[tuple[str, Callable[[BaseException | None], None]]] = []
         self.urgent: list[str] = []
 
-    def read(
-        self, extents: Sequence[Extent], view: memoryview, done: Callable[[BaseException | None], None], name: str, urgent: bool
-    ) -> None:
-        self.open.append((name, done))
-        self.urgent += [name] * urgent
+    def read_each(
+        self, parts: Sequence[Sequence[Extent]], view: memoryview, dones: Sequence[Callable[[BaseException | None], None]], name: str,
+        urgent: bool,
+    ) -> None:  # fmt: skip
+        self.open += [(name, done) for done in dones]
+        self.urgent += [name] * urgent * len(parts)
+
+    def inbox(self) -> PlainInbox:
+        return PlainInbox()
 
     def end(self, name: str) -> None:
         """All of ``name`` that are open, and what these lead to."""
@@ -260,7 +265,7 @@ def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(l
         dram.judge(1, first)
         for expert in first.experts:
             pool.end(f"expert 1.{expert}")
-            while not dram.next_part(1, [expert])[2]:
+            while not dram.next_parts(1, [expert]).over:
                 pass
             dram.release(1, (expert,))
         assert {name for name, _ in pool.open} == {"expert 2.0", "expert 2.1"}
@@ -270,7 +275,7 @@ def test_a_slot_of_what_was_fetched_in_vain_goes_at_once_to_what_waits_for_one(l
         assert {name for name, _ in pool.open} == {"expert 2.1", "expert 2.2", "expert 2.3"}
         assert {*pool.urgent} == {"expert 1.4", "expert 1.5", "expert 2.2", "expert 2.3"}
         calls = []
-        dram.next_part(2, second.experts, lambda: (calls.append(0), pool.end("expert 2.3") if len(calls) == 3 else None))
+        dram.next_parts(2, second.experts, lambda: (calls.append(0), pool.end("expert 2.3") if len(calls) == 3 else None))
         assert len(calls) == 3 and dram.stats.waits == 1
     finally:
         dram.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.experts import beside_card
 from penstock.runtime.experts.dram_experts import DramExperts
+from tests.cli import HANGS_S
 from tests.conftest import SHARED
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
@@ -118,8 +120,10 @@ def behind_reads(method: Callable[..., Any]) -> Callable[..., Any]:
     """``method`` of DRAM's experts, called once no read is under way."""
 
     def waits(experts: DramExperts, *asked: Any) -> Any:
-        with experts._cond:
-            assert experts._cond.wait_for(lambda: not any(fetch.under_way for fetch in experts._fetches.values()), 30)
+        until = time.perf_counter() + HANGS_S
+        while any(fetch.under_way for fetch in [*experts._fetches.values()]):
+            assert time.perf_counter() < until
+            experts._hear(0.01)
         return method(experts, *asked)
 
     return waits
@@ -131,7 +135,7 @@ def test_a_simulation_has_the_cpu_compute_the_same_experts(
 ) -> None:
     """By the run's own routings: as many hits and misses in both tiers, as many experts on the CPU. Whoever looks finds reads over, as on
     an idle machine: which of two comes first, and whether one that is dropped has come, changes what the next one finds."""
-    for name in ("visit", "judge", "next_part", "arrived", "release"):
+    for name in ("visit", "judge", "next_parts", "arrived", "release"):
         monkeypatch.setattr(DramExperts, name, behind_reads(getattr(DramExperts, name)))
     work = workload(prompt_tokens=1, new_tokens=24)
     plan = replace(plan_of(random_mixtral, 1, dram=dram), workload=work)
