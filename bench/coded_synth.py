@@ -14,6 +14,7 @@ import math
 import os
 import struct
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.gguf_file import GGUF_TYPES, Value, write_gguf_file  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.zoo_models import save_tokenizer  # noqa: E402
 from penstock.planner.common.strictly import build  # noqa: E402
@@ -95,6 +97,11 @@ def _blocks(nbytes: int, fixed: Mapping[int, np.float16]) -> bytes:
 def same(value: bytes) -> Fill:
     """One element, repeated."""
     return lambda: value * (4096 // len(value))
+
+
+def from_somewhere(pool: Fill, name: str, block_bytes: int = 2) -> Fill:
+    """``pool`` from a block on that ``name`` gives, so that tensors differ."""
+    return lambda: memoryview(pool())[zlib.crc32(name.encode()) % (POOL_BYTES // 2 // block_bytes) * block_bytes :]
 
 
 def bf16(value: float) -> bytes:
@@ -303,8 +310,6 @@ def _put(fd: int, one: Tensor) -> None:
             piece = piece[os.write(fd, piece) :]
 
 
-GGUF_TYPES = {"F32": (0, 1, 4), "Q4_0": (2, 32, 18), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210), "BF16": (30, 1, 2)}
-"""Name -> (number in the file, elements of a block, bytes of it)."""
 GGUF_FILLS: Mapping[str, Fill] = {"Q4_0": q4_0, "Q4_K": q4_k, "Q6_K": q6_k, "BF16": normal_bf16}
 GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
@@ -312,57 +317,44 @@ GGUF_NAMES = {
 }  # fmt: skip
 
 
+def gguf_tensor(name: str, shape: tuple[int, ...], kind: str, fill: Fill) -> Tensor:
+    _, elements, nbytes = GGUF_TYPES[kind]
+    return Tensor(name, shape, kind, math.prod(shape) // elements * nbytes, fill)
+
+
 def gguf_tensors(config: Mapping[str, Any], stored: str, head: str) -> Iterator[Tensor]:
     """Of the file, in its order: matrices as ``stored``, the LM head as ``head``."""
-
-    def made(name: str, shape: tuple[int, ...], kind: str, fill: Fill) -> Tensor:
-        _, elements, nbytes = GGUF_TYPES[kind]
-        return Tensor(name, shape, kind, math.prod(shape) // elements * nbytes, fill)
-
     hidden, vocab, ones = config["hidden_size"], config["vocab_size"], same(struct.pack("<f", 1.0))
-    yield made("token_embd.weight", (vocab, hidden), stored, GGUF_FILLS[stored])
+    yield gguf_tensor("token_embd.weight", (vocab, hidden), stored, GGUF_FILLS[stored])
     for layer in range(config["num_hidden_layers"]):
         for name, rows, columns in matrices(config):
-            yield made(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), stored, GGUF_FILLS[stored])
+            yield gguf_tensor(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), stored, GGUF_FILLS[stored])
         for norm in ("attn_norm", "ffn_norm"):
-            yield made(f"blk.{layer}.{norm}.weight", (hidden,), "F32", ones)
-    yield made("output_norm.weight", (hidden,), "F32", ones)
-    yield made("output.weight", (vocab, hidden), head, GGUF_FILLS[head])
+            yield gguf_tensor(f"blk.{layer}.{norm}.weight", (hidden,), "F32", ones)
+    yield gguf_tensor("output_norm.weight", (hidden,), "F32", ones)
+    yield gguf_tensor("output.weight", (vocab, hidden), head, GGUF_FILLS[head])
 
 
 def write_gguf(
     path: Path, config: Mapping[str, Any], stored: str = "Q4_K", head_stored: str = "Q6_K", texts: Mapping[str, str] | None = None
 ) -> None:
-    """One file of version 3, a Llama's: its figures and ``texts``, each tensor at a multiple of 32 bytes."""
+    """One file of a Llama: its figures and ``texts``."""
+    said = {"general.architecture": "llama", **gguf_figures("llama", config), "general.file_type": 15, **(texts or {})}
+    write_gguf_file(path, said, list(gguf_tensors(config, stored, head_stored)))
+
+
+def gguf_figures(architecture: str, config: Mapping[str, Any]) -> dict[str, Value]:
+    """Of the metadata: what every decoder has."""
     head = config["head_dim"]
-    figures = {
+    theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
+    figures: dict[str, Value] = {
         "block_count": config["num_hidden_layers"], "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"], "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"], "attention.head_count_kv": config["num_key_value_heads"],
         "attention.key_length": head, "attention.value_length": head, "rope.dimension_count": head, "vocab_size": config["vocab_size"],
+        "attention.layer_norm_rms_epsilon": float(config.get("rms_norm_eps", 1e-5)), "rope.freq_base": float(theta),
     }  # fmt: skip
-    theta = (config.get("rope_parameters") or config).get("rope_theta", 10000.0)
-    said = [_text("general.architecture") + struct.pack("<I", 8) + _text("llama")]
-    said += [_text(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in figures.items()]
-    rates = {"attention.layer_norm_rms_epsilon": config["rms_norm_eps"], "rope.freq_base": theta}
-    said += [_text(f"llama.{name}") + struct.pack("<If", 6, value) for name, value in rates.items()]
-    said.append(_text("general.file_type") + struct.pack("<II", 4, 15))
-    said += [_text(name) + struct.pack("<I", 8) + _text(value) for name, value in (texts or {}).items()]
-    infos, at, all_tensors = [], 0, list(gguf_tensors(config, stored, head_stored))
-    for one in all_tensors:
-        shape = tuple(reversed(one.shape))
-        infos.append(_text(one.name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, GGUF_TYPES[one.dtype][0], at))
-        at += -(-one.nbytes // 32) * 32
-    text = b"GGUF" + struct.pack("<IQQ", 3, len(all_tensors), len(said)) + b"".join(said) + b"".join(infos)
-    with open(path, "wb", buffering=0) as file:
-        file.write(text + bytes(-len(text) % 32))
-        for one in all_tensors:
-            _put(file.fileno(), one)
-            file.write(bytes(-one.nbytes % 32))
-
-
-def _text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return {f"{architecture}.{name}": value for name, value in figures.items()}
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ import json
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -26,7 +25,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench.coded_synth import ONES, POOL_BYTES, SHARD_BYTES, Fill, Tensor, bits, normal_bf16, same, tensor, write_shard  # noqa: E402
+from bench.coded_synth import ONES, POOL_BYTES, SHARD_BYTES, Tensor, bits, from_somewhere, normal_bf16, same, tensor, write_shard  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 
 GROUP = 32
@@ -54,9 +53,9 @@ def gpt_oss_tensors(config: Mapping[str, Any]) -> Iterator[Tensor]:
     heads, kv, dim = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
 
     def plain(name: str, *shape: int, ones: bool = False) -> Tensor:
-        return tensor(name, shape, "BF16", ONES if ones else _from_somewhere(normal_bf16, name))
+        return tensor(name, shape, "BF16", ONES if ones else from_somewhere(normal_bf16, name))
 
-    yield tensor("model.embed_tokens.weight", (vocab, hidden), "BF16", _wide_bf16)
+    yield tensor("model.embed_tokens.weight", (vocab, hidden), "BF16", wide_bf16)
     for layer in range(config["num_hidden_layers"]):
         stem = f"model.layers.{layer}"
         for name, rows, columns in (
@@ -72,7 +71,7 @@ def gpt_oss_tensors(config: Mapping[str, Any]) -> Iterator[Tensor]:
         yield plain(f"{stem}.mlp.router.bias", experts)
         for name, rows, columns in (("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)):
             matrix = f"{stem}.mlp.experts.{name}"
-            yield tensor(f"{matrix}_blocks", (experts, rows, columns // GROUP, GROUP // 2), "U8", _from_somewhere(bits, matrix))
+            yield tensor(f"{matrix}_blocks", (experts, rows, columns // GROUP, GROUP // 2), "U8", from_somewhere(bits, matrix))
             yield tensor(f"{matrix}_scales", (experts, rows, columns // GROUP), "U8", same(struct.pack("B", SCALE)))
             yield plain(f"{matrix}_bias", experts, rows)
         for norm in ("input_layernorm", "post_attention_layernorm"):
@@ -82,15 +81,10 @@ def gpt_oss_tensors(config: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 @cache
-def _wide_bf16() -> bytes:
+def wide_bf16() -> bytes:
     """Of deviation 1."""
     numbers = np.random.default_rng(1).standard_normal(POOL_BYTES // 2, np.float32)
     return (numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-
-
-def _from_somewhere(pool: Fill, name: str) -> Fill:
-    """``pool`` from a place on that ``name`` gives."""
-    return lambda: memoryview(pool())[zlib.crc32(name.encode()) % (POOL_BYTES // 4) * 2 :]
 
 
 def write_gpt_oss(config: Mapping[str, Any], out: Path) -> None:

@@ -49,25 +49,29 @@ class Routed(Hybrid):
     """The cases of routed experts."""
 
     def mixtral(self) -> Iterator[Row]:
-        yield from self.routed("Mixtral, random routing", "mixtral", self._mixtral(), "13GiB")
+        yield from self.routed("Mixtral, random routing", "mixtral", self.mixtral_files(), "13GiB")
 
     def mixtral_traces(self) -> Iterator[Row]:
         """The files of `mixtral`, whose routers are given favourites in place."""
         path = self.bench.work / "mixtral-traces"
         if not path.exists():
-            os.rename(self._mixtral(), path)
+            os.rename(self.mixtral_files(), path)
             favour(path, 0.6, 2, seed=0)
         with self.dropped(path):
             yield from self.routed("Mixtral, routed like traces", "traces", path, "13GiB")
 
-    def _mixtral(self) -> Path:
+    def mixtral_files(self) -> Path:
         shape = ("model=mixtral8x7b", f"model.layers={self.layers or 16}") if self.card else SMALL_MIXTRAL
         return self.bench.checkpoint("mixtral", *shape)
 
-    def gpt_oss(self) -> Iterator[Row]:
+    def gpt_oss_files(self) -> Path:
         path = self.bench.work / "gpt-oss"
         if not path.exists():
             write_gpt_oss(gpt_oss_config({"layers": self.layers or "20"} if self.card else SMALL_GPT_OSS), path)
+        return path
+
+    def gpt_oss(self) -> Iterator[Row]:
+        path = self.gpt_oss_files()
         with self.dropped(path):
             yield from self.routed("gpt-oss", "gpt-oss", path, "8GiB")
 

@@ -8,7 +8,7 @@
 `rows`: 1 to 32 rows as a fixed batch and in the server, seconds a step over max(bytes streamed / link, compute). `crowd`: 32 clients over
 that fixed batch. `light`: TTFT at 30 and 60 % of the planned load, in passes. `ninety`: at 90 %, beside the simulator. `closed`: 1, 8, 32
 and 64 clients, throughput beside the simulator. `idle`: the engine between steps, and a token's way to the socket. `turns`: second turns of
-16 conversations of 4k tokens. `llama`: 16 clients, beside llama.cpp's server (`llama_server=PATH`, `gguf=FILE`), the best of three thread
+16 conversations of 4k tokens. `llama`: 16 clients, beside llama.cpp's server (`llama=DIR` has its programs), the best of three thread
 counts. `transformers`: 16 clients, beside `transformers serve`, with its continuous batching and without. It has all weights in memory.
 
 `model`, `layers`, `vram`, `prompt`, `new`, `clients` change the work, `counts` the rows and the clients of `closed`, `shares` the loads of
@@ -53,7 +53,7 @@ from penstock.planner.contract.serving.serving_forecast import simulate_serving 
 
 KEYS = (
     "work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "prompt", "new", "clients", "seconds", "quick", "form",
-    "llama_server", "gguf", "ngl", "peer_threads", "host", "checkpoint", "counts", "shares", "peer_requests",
+    "llama", "peer_threads", "host", "checkpoint", "counts", "shares", "peer_requests",
 )  # fmt: skip
 CASES = ("rows", "crowd", "light", "ninety", "closed", "idle", "turns", "llama", "transformers")
 COUNTS = "1,2,4,8,16,32"

@@ -8,18 +8,29 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from bench.cases import Row
 from bench.clients import COMPLETIONS, closed_loop
+from bench.gguf_synth import dense_gguf
+from bench.llama_layers import Split
+from bench.llama_programs import LlamaPrograms, environment
+from bench.llama_side import Best, LlamaSide
 from bench.serve_plans import ServePlans, settled, whole
 from bench.sse import Address, fetch
 from penstock.planner.common.measures import parse_bytes
 
 CLIENTS = 16
+PASS, LOADED = 512, "none"
+"""Tokens of a pass of llama.cpp's server; how it loads: into page-locked memory, which long passes copy fast."""
+LLAMA = (
+    "-np", str(CLIENTS), "-cb", "-fa", "on", "-ub", str(PASS), "-lm", LOADED, "-fit", "off", "--cache-ram", "0", "--no-webui",
+    "--host", "127.0.0.1",
+)  # fmt: skip
+"""Nothing is fitted by itself, and no prompt is kept when its request has ended: none comes again."""
 MODES: Mapping[str, Sequence[str]] = {"continuous batching": ("--continuous-batching",), "a generate each": ()}
 """How transformers serves -> its arguments."""
 
@@ -32,20 +43,34 @@ class Peers:
         self.requests = CLIENTS * int(rig.given.get("peer_requests", "4"))
 
     def llama(self) -> Iterator[Row]:
-        """Both with the same VRAM, as much of llama.cpp's model in it as fits."""
-        program, gguf = self.rig.given.get("llama_server"), self.rig.given.get("gguf")
-        if not program or not gguf:
-            raise SystemExit("cases=llama: give llama_server=PATH and gguf=FILE, the same geometry in the same format")
-        cores, layers, bodies = self.rig.hybrid.cores, self._llama_layers(), self.rig.bodies("any", self.requests, seed="llama")
-        threads = self.rig.given.get("peer_threads", f"{max(1, cores // 4)},{max(1, cores // 2)},{cores}").split(",")
+        """Both with the same VRAM, as much of llama.cpp's model in it as fits, by what its server took."""
+        if "llama" not in self.rig.given or self.rig.given.get("form", "bf16") != "bf16":
+            raise SystemExit("cases=llama: give the directory of llama.cpp's programs, llama=DIR; it serves BF16")
+        programs = LlamaPrograms(Path(self.rig.given["llama"]), self.rig.hybrid.card)
+        cores, bodies = self.rig.hybrid.cores, self.rig.bodies("any", self.requests, seed="llama")
+        usual = f"{max(1, cores // 2)},{max(1, cores * 3 // 4)},{cores}"
+        threads = [int(count) for count in self.rig.given.get("peer_threads", usual).split(",")]
         room = CLIENTS * (self.rig.prompt + self.rig.new + 32)
-        command = [program, "-m", gguf, "-np", str(CLIENTS), "-cb", "-c", str(room), "-ngl", layers, "--host", "127.0.0.1", "--no-webui"]
-        theirs = {count: self._rate("llama-server", [*command, "-t", count], bodies) for count in dict.fromkeys(threads)}
-        best = max(theirs, key=theirs.__getitem__)
+        config = json.loads((self.rig.checkpoint / "config.json").read_text())
+        budget = parse_bytes(self.rig.given.get("vram", "6GiB")) if self.rig.hybrid.card else None
+        side = LlamaSide(programs, dense_gguf(config), self.rig.bench.work / "llama-server.gguf", budget, threads)
+
+        def run(split: Split, counts: Sequence[int], asked: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Best], int]:
+            found = {}
+            for count in counts:
+                command = [str(programs.program("llama-server")), "-m", str(side.file), *split.flags, *LLAMA, "-c", str(room)]
+                with programs.used() as used:
+                    rate = self._rate("llama-server", [*command, "-t", str(count)], asked, environment())
+                found[count] = Best(rate, count, LOADED, split, used.most_bytes)
+                print(f"    llama-server {found[count]}: {rate:.4g} tok/s", flush=True)
+            return found, max(one.vram_bytes for one in found.values())
+
+        with side.written():
+            trial, whole_run = partial(run, counts=threads[-1:], asked=bodies[:2]), partial(run, counts=threads, asked=bodies)
+            best = max(side.within(side.layers(room), PASS, trial, whole_run).values(), key=lambda one: one.tokens_s)
         mine = settled(self.rig.load(*self.rig.server(self.rig.path), CLIENTS, self.requests, seed="llama"), CLIENTS)
-        each = ", ".join(f"{count}: {rate:.3g}" for count, rate in theirs.items())
-        what = f"{CLIENTS} clients; {best} threads, -ngl {layers}: {each}"
-        yield self.rig.row("over llama.cpp's server", what, mine, theirs[best], "tok/s", ">= 1.3" if self.rig.hybrid.card else "")
+        what = f"{CLIENTS} clients, {self.requests} requests; {best}"
+        yield self.rig.row("over llama.cpp's server", what, mine, best.tokens_s, "tok/s", ">= 1.3" if self.rig.hybrid.card else "")
 
     def transformers(self) -> Iterator[Row]:
         """Prompts are text, which is all that it takes."""
@@ -69,19 +94,11 @@ class Peers:
         tokenizer = AutoTokenizer.from_pretrained(self.rig.checkpoint)
         return [tokenizer.decode(body["prompt"]) for body in self.rig.bodies("any", self.requests, seed="transformers")]
 
-    def _llama_layers(self) -> str:
-        """Of the model, that fit into the VRAM beside KV of all rows and a GiB of scratch and context; none without a card."""
-        if "ngl" in self.rig.given or not self.rig.hybrid.card:
-            return self.rig.given.get("ngl", "0")
-        model, kv_tokens = self.rig.served.model, CLIENTS * (self.rig.prompt + self.rig.new)
-        layer = model.weight_bytes / model.layers + kv_tokens * model.kv_bytes_per_token / model.layers
-        return str(max(0, int(((parse_bytes(self.rig.given.get("vram", "6GiB")) or 0) - (1 << 30)) // layer)))
-
-    def _rate(self, name: str, command: Sequence[str], bodies: Sequence[Mapping[str, Any]]) -> float:
+    def _rate(self, name: str, command: Sequence[str], bodies: Sequence[Mapping[str, Any]], env: Mapping[str, str] | None = None) -> float:
         """Tokens a second of a server that ``command`` starts. SystemExit where it fails, or a reply has not all its tokens."""
         self.rig.machine_alone()
         log, port = self.rig.bench.work / f"{name}.log", free_port()
-        with log.open("wb") as out, subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out) as process:
+        with log.open("wb") as out, subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out, env=env) as process:
             try:
                 address = Address("127.0.0.1", port)
                 asyncio.run(answered(address, process, log))

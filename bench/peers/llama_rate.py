@@ -1,13 +1,13 @@
 """Bytes a second that llama.cpp's CPU decodes at, beside our own products and a plain read of the same process's memory.
 
-    python bench/peers/llama_rate.py llama_bench=PATH work=/dev/shm/penstock out=llama.json
+    python bench/peers/llama_rate.py llama=DIR work=/dev/shm/penstock out=llama.json
         [model=llama8b] [layers=4] [formats=BF16,Q4_0] [threads=4,8,12,16] [new_tokens=32]
 
 Writes a random GGUF file of a few layers for each format and removes it. A decode step reads all tensors but the embedding's table, of
 which it looks up one row: `rate = bytes * tokens/s`. Its best over thread counts, `-lm none` and its default; flash attention on.
 
-`llama-bench` is built from llama.cpp's source, as the source distribution of `llama-cpp-python` has it in vendor/llama.cpp, for AVX-512 and
-AMX. It asks the processor for AMX before it uses tiles, but needs AVX-512 with BF16 and VNNI. One static file, for this machine and others
+`llama` is the directory of `llama-bench`, built from llama.cpp's source (bench/llama_programs.py) for AVX-512 and AMX. It asks the
+processor for AMX before it uses tiles, but needs AVX-512 with BF16 and VNNI. One static file, for this machine and others
 (`-DOpenMP_gomp_LIBRARY=` names libgomp.a):
 
     cmake -S vendor/llama.cpp -B build -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON \\
@@ -21,15 +21,11 @@ A row's result is our product at its best thread count, its limit the lower of l
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -38,37 +34,18 @@ sys.path.insert(0, str(ROOT))
 
 from bench.beside_rates import Rates, measure_rates  # noqa: E402
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.coded_synth import GGUF_FILLS, config_of, gguf_tensors, write_gguf  # noqa: E402
+from bench.coded_synth import GGUF_FILLS, config_of  # noqa: E402
+from bench.gguf_synth import dense_gguf  # noqa: E402
 from bench.keys import given_of  # noqa: E402
+from bench.llama_layers import LlamaLayers, Split  # noqa: E402
+from bench.llama_programs import LlamaPrograms, Work  # noqa: E402
 from bench.worker import Failed, Worker  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.common.host_memory import usable_cores  # noqa: E402
 
-KEYS = ("llama_bench", "work", "out", "model", "layers", "formats", "threads", "new_tokens")
-MODES = ("none", "auto")
-"""Ways of loading: copied into memory of its own, and its default."""
+KEYS = ("llama", "work", "out", "model", "layers", "formats", "threads", "new_tokens")
 HANG_S = 300.0
 BUSY_S = 0.6
-TABLE = "token_embd.weight"
-
-
-@dataclass(frozen=True)
-class Told:
-    """Of one run of llama-bench."""
-
-    tokens_s: float
-    threads: int
-    mode: str
-
-
-def llama_runs(program: Path, file: Path, threads: Sequence[int], new_tokens: int) -> Iterator[Told]:
-    """Decode rates at each number of threads and way of loading. SystemExit with its last line where it fails."""
-    for mode in MODES:
-        command = [program, "-m", file, "-p", "0", "-n", str(new_tokens), "-t", ",".join(map(str, threads)), "-r", "2"]
-        done = subprocess.run([*command, "-fa", "1", "-lm", mode, "-o", "json"], capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{program}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-        yield from (Told(row["avg_ts"], row["n_threads"], mode) for row in json.loads(done.stdout))
 
 
 def ours(worker: Worker, format: str, threads: Sequence[int]) -> tuple[Rates, int]:
@@ -78,15 +55,15 @@ def ours(worker: Worker, format: str, threads: Sequence[int]) -> tuple[Rates, in
 
 
 def compared(
-    worker: Worker, program: Path, work: Path, format: str, config: dict, threads: Sequence[int], new_tokens: int
+    worker: Worker, programs: LlamaPrograms, work: Path, format: str, config: dict, threads: Sequence[int], new_tokens: int
 ) -> Iterator[Row]:
-    file = work / f"rate-{format.lower()}.gguf"
+    file, model = work / f"rate-{format.lower()}.gguf", dense_gguf(config, format, format)
     try:
-        write_gguf(file, config, format, format, {"tokenizer.ggml.model": "none"})
-        best = max(llama_runs(program, file, threads, new_tokens), key=lambda told: told.tokens_s)
+        model.write(file)
+        best = programs.bench(file, Split(0), Work(new=new_tokens), threads).best
     finally:
         file.unlink(missing_ok=True)
-    read = sum(one.nbytes for one in gguf_tensors(config, format, format) if one.name != TABLE)
+    read = LlamaLayers(model).read_bytes(Split(0))
     theirs = best.tokens_s * read / 1e9
     what = f"{best.threads} threads, -lm {best.mode}, {best.tokens_s:.1f} tok/s of {read / 1e9:.2f} GB"
     try:
@@ -104,13 +81,11 @@ def main() -> None:
         given = given_of(sys.argv[1:], KEYS)
     except UserError as error:
         raise SystemExit(str(error)) from None
-    program = Path(given.get("llama_bench", "llama-bench")).resolve()
     formats = given.get("formats", "BF16,Q4_0").split(",")
     for format in formats:
         if format not in GGUF_FILLS:
             raise SystemExit(f"formats={format}: choose from {', '.join(GGUF_FILLS)}")
-    if not os.access(program, os.X_OK):
-        raise SystemExit(f"llama_bench={program}: no such program; build it as this file's head says")
+    programs = LlamaPrograms(Path(given.get("llama", ".")), card=False)
     cores = usable_cores()
     usual = sorted({max(1, cores * share // 4) for share in (1, 2, 3, 4)})
     threads = [int(n) for n in given["threads"].split(",")] if "threads" in given else usual
@@ -120,8 +95,11 @@ def main() -> None:
     where = {"gpu": None, "cores": cores, "date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     with closing(Worker(HANG_S)) as worker:
         asked = {"config": config, "threads": threads, "new_tokens": int(given.get("new_tokens", "32"))}
-        cases = {format: partial(compared, worker, program, work, format, **asked) for format in formats}
-        run_cases(cases, where, Path(given["out"]) if "out" in given else None)
+        cases = {format: partial(compared, worker, programs, work, format, **asked) for format in formats}
+        try:
+            run_cases(cases, where, Path(given["out"]) if "out" in given else None)
+        except UserError as error:
+            raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":
