@@ -49,6 +49,7 @@ from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 
 CASES = ("dense", "int4", "batch", "mixtral", "gpt_oss")
+PROGRAMS = ("llama-bench", "llama-batched-bench")
 LEAST_SHARE = 0.92
 """Of what the faster memory would give."""
 PREFILL_STEPS = 2
@@ -65,6 +66,8 @@ class BesideLlama:
         self.given, self.dram_bytes = given, int(profile["dram_bytes"])
         self.hybrid = Routed(bench, worker, profile, given)
         self.programs = LlamaPrograms(Path(given["llama"]), self.hybrid.card)
+        for name in PROGRAMS:
+            self.programs.program(name)
         usual = {max(1, self.hybrid.cores * share // 4) for share in (2, 3, 4)}
         self.threads = [int(n) for n in given["peer_threads"].split(",")] if "peer_threads" in given else sorted(usual)
 
@@ -84,7 +87,7 @@ class BesideLlama:
         with h.dropped(checkpoint):
             step = h.solve(f"llama-{form}", checkpoint, vram=vram)
             whole = h.solve(f"llama-{form}-prefill", checkpoint, vram=vram, prompt=prompt) if prompt else None
-            steps, prompts = [self._ours(step, checkpoint)], self._prefills(whole, checkpoint, 1)
+            steps, prompts = [self._ours(step, checkpoint)], self._prefilled(whole, checkpoint)
             rates = h.rates(step)
             print(f"    CPU and link together: {parts_gbps(rates):.1f} GB/s", flush=True)
             config = json.loads((checkpoint / "config.json").read_text())
@@ -93,11 +96,11 @@ class BesideLlama:
                 theirs = side.step(h.steps)
                 prefilled = side.prefill(theirs.threads, prompt) if prompt else None
             steps.append(self._ours(step, checkpoint))
-            prompts += self._prefills(whole, checkpoint, 2)
+            prompts += self._prefilled(whole, checkpoint)
             read = side.layers(0).read_bytes(theirs.split) / 1e9 * theirs.tokens_s
             yield self._over(case, Point(step, steps), theirs, least(parts_gbps(rates), read), f"S {parts_gbps(rates):.0f}, L {read:.0f}")
             if whole is not None and prefilled is not None:
-                yield self._prefill_row(case, Point(whole, prompts), prefilled, prompt)
+                yield self._prefill_row(case, Point(whole, prompts[-1:]), prefilled, prompt)
 
     def batch(self) -> Iterator[Row]:
         h, vram = self.hybrid, self.given.get("vram", "6GiB")
@@ -153,12 +156,13 @@ class BesideLlama:
         print(f"    ours, batch {rows}: {rows / found.step_s:.4g} tok/s; prefill {found.prefill_s:.3f} s", flush=True)
         return found
 
-    def _prefills(self, plan: Plan | None, checkpoint: Path, times: int) -> list[Measured]:
-        found = []
-        for _ in range(times if plan is not None else 0):
-            found.append(self.hybrid.worker(measure, Trial(plan, checkpoint, PREFILL_STEPS, 0)))
-            print(f"    ours, prefill: {found[-1].prefill_s:.4f} s", flush=True)
-        return found
+    def _prefilled(self, plan: Plan | None, checkpoint: Path) -> list[Measured]:
+        """Once. The process's first loads kernels, which llama-bench's own first prompt does, too: neither counts."""
+        if plan is None:
+            return []
+        found: Measured = self.hybrid.worker(measure, Trial(plan, checkpoint, PREFILL_STEPS, 0))
+        print(f"    ours, prefill: {found.prefill_s:.4f} s", flush=True)
+        return [found]
 
     def _routed(self, plan: Plan, checkpoint: Path, seed: int) -> RoutedRun:
         found: RoutedRun = self.hybrid.worker(measure_routed, Trial(plan, checkpoint, self.hybrid.steps, seed))

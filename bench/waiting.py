@@ -6,7 +6,8 @@
 A machine with a card is often there for minutes. So a command is begun only where its seconds are left, what wants more cards than are
 here is passed over, and the next call goes on behind what `out` says was done. A command ends at the latest when the minutes are over.
 What it prints is `out/NAME.log`; `out/waiting.json` holds how each ended and how long it took. `work` should be a fast file system,
-`disk` a drive. Rows beside llama.cpp look for its programs in `work/llama`: put them there before. The status is 1 where a command that was begun failed.
+`disk` a drive. Rows beside llama.cpp look for its programs in `work/llama`: unpack them there before. The status is 1 where a command that
+was begun failed.
 """
 
 from __future__ import annotations
