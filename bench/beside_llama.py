@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -49,6 +49,7 @@ from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 
 CASES = ("dense", "int4", "batch", "mixtral", "gpt_oss")
+Run = TypeVar("Run")
 PROGRAMS = ("llama-bench", "llama-batched-bench")
 LEAST_SHARE = 0.92
 """Of what the faster memory would give."""
@@ -66,6 +67,8 @@ class BesideLlama:
         self.given, self.dram_bytes = given, int(profile["dram_bytes"])
         self.hybrid = Routed(bench, worker, profile, given)
         self.programs = LlamaPrograms(Path(given["llama"]), self.hybrid.card)
+        self._most: dict[int, int] = {}
+        """id of a plan -> the most VRAM that was measured of its runs."""
         for name in PROGRAMS:
             self.programs.program(name)
         usual = {max(1, self.hybrid.cores * share // 4) for share in (2, 3, 4)}
@@ -151,23 +154,33 @@ class BesideLlama:
     # ---- runs
 
     def _ours(self, plan: Plan, checkpoint: Path) -> Measured:
-        found = self.hybrid.run(plan, checkpoint)
+        found = self._measured(measure, plan, checkpoint, self.hybrid.steps, 0)
         rows = plan.decisions.batch
-        print(f"    ours, batch {rows}: {rows / found.step_s:.4g} tok/s; prefill {found.prefill_s:.3f} s", flush=True)
+        print(f"    ours, batch {rows}: {rows / found.step_s:.4g} tok/s; prefill {found.prefill_s:.3f} s{self._vram(plan)}", flush=True)
         return found
 
     def _prefilled(self, plan: Plan | None, checkpoint: Path) -> list[Measured]:
         """Once. The process's first loads kernels, which llama-bench's own first prompt does, too: neither counts."""
         if plan is None:
             return []
-        found: Measured = self.hybrid.worker(measure, Trial(plan, checkpoint, PREFILL_STEPS, 0))
-        print(f"    ours, prefill: {found.prefill_s:.4f} s", flush=True)
+        found = self._measured(measure, plan, checkpoint, PREFILL_STEPS, 0)
+        print(f"    ours, prefill: {found.prefill_s:.4f} s{self._vram(plan)}", flush=True)
         return [found]
 
     def _routed(self, plan: Plan, checkpoint: Path, seed: int) -> RoutedRun:
-        found: RoutedRun = self.hybrid.worker(measure_routed, Trial(plan, checkpoint, self.hybrid.steps, seed))
-        print(f"    ours: {1 / found.step_s:.4g} tok/s, {found.missed:.0%} missed", flush=True)
+        found = self._measured(measure_routed, plan, checkpoint, self.hybrid.steps, seed)
+        print(f"    ours: {1 / found.step_s:.4g} tok/s, {found.missed:.0%} missed{self._vram(plan)}", flush=True)
         return found
+
+    def _measured(self, how: Callable[[Trial], Run], plan: Plan, checkpoint: Path, steps: int, seed: int) -> Run:
+        with self.programs.used_since() as used:
+            found: Run = self.hybrid.worker(how, Trial(plan, checkpoint, steps, seed))
+        self._most[id(plan)] = max(used.most_bytes, self._most.get(id(plan), 0))
+        return found
+
+    def _vram(self, plan: Plan) -> str:
+        """What our runs of it took, in words."""
+        return f", VRAM {self._most[id(plan)] / 1e9:.2f} GB" if self.hybrid.card else ""
 
     @contextmanager
     def _theirs(self, model: GgufModel, name: str, vram: str, ours: Path, make: Callable[[], Path]) -> Iterator[LlamaSide]:
@@ -188,19 +201,20 @@ class BesideLlama:
 
     def _over(self, case: str, point: Point, theirs: Best, target: str, more: str = "") -> Row:
         mine = point.plan.decisions.batch / point.step_s
-        what = "; ".join(filter(None, (self.hybrid.where(point), str(theirs), more)))
+        what = "; ".join(filter(None, (f"{self.hybrid.where(point)}{self._vram(point.plan)}", str(theirs), more)))
         predicted = point.predicted("decode_s_per_token", point.step_s)
         return self.hybrid.row(f"{case} over llama.cpp", what, mine, theirs.tokens_s, "tok/s", target, point, predicted)
 
     def _prefill_row(self, case: str, point: Point, theirs: Best, prompt: int) -> Row:
         predicted = point.predicted("prefill_s", point.prefill_s)
         rates = prompt / point.prefill_s, theirs.tokens_s
-        return self.hybrid.row(f"{case}, prefill {prompt} over llama.cpp", str(theirs), *rates, "tok/s", ">= 1", point, predicted)
+        what = f"{self.hybrid.where(point)}{self._vram(point.plan)}; {theirs}"
+        return self.hybrid.row(f"{case}, prefill {prompt} over llama.cpp", what, *rates, "tok/s", ">= 1", point, predicted)
 
     def _routed_row(self, case: str, plan: Plan, runs: Sequence[RoutedRun], theirs: Best, target: str) -> Row:
         step_s, missed = fmean(run.step_s for run in runs), fmean(run.missed for run in runs)
         predicted = plan.prediction.decode_s_per_token / step_s
-        what = f"{missed:.0%} missed; {theirs}"
+        what = f"{missed:.0%} missed{self._vram(plan)}; {theirs}"
         return self.hybrid.row(f"{case} over llama.cpp", what, 1 / step_s, theirs.tokens_s, "tok/s", target, Point(plan, ()), predicted)
 
 

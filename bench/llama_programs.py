@@ -88,6 +88,7 @@ class LlamaPrograms:
     def __init__(self, folder: Path, card: bool):
         self._folder = folder.expanduser().resolve()
         self._card = Card() if card else None
+        self._first = self._card.used_bytes() if self._card else 0
 
     def program(self, name: str) -> Path:
         """UserError where it is not there."""
@@ -97,7 +98,12 @@ class LlamaPrograms:
         raise UserError(f"llama={self._folder}: has no program {name}; build llama.cpp's, or give the directory that has them")
 
     def used(self) -> VramUsed:
+        """By what begins within the block."""
         return VramUsed(self._card)
+
+    def used_since(self) -> VramUsed:
+        """By all that began since these programs were looked for: a process of ours keeps its context."""
+        return VramUsed(self._card, self._first)
 
     def bench(self, file: Path, split: Split, work: Work, threads: Sequence[int], modes: Sequence[str] = MODES) -> Ran:
         """llama-bench, a line for each test as it is known. SystemExit with its last line where it fails."""

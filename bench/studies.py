@@ -269,6 +269,11 @@ STUDIES: Mapping[str, Study] = {
         "The CPU's products beside llama.cpp's",
         "Stored bytes a second. Our product's limit is llama.cpp's decode at its best thread count, or a plain read where that is lower.",
         rows_table, rows_checks, "peers/llama_rate.py"),
+    "beside_llama": Study(
+        "llama.cpp beside us",
+        "The same geometry, random weights and the same VRAM, in alternated runs. The limit is llama.cpp at its best thread count, way of "
+        "loading and number of layers in VRAM.",
+        rows_table, rows_checks, "beside_llama.py"),
     "peers": Study(
         "Beside other systems",
         "The same work under the same VRAM budget, each system in a process of its own. Where tokens differ, `docs/log.md` says why.",

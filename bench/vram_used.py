@@ -42,10 +42,10 @@ class Card:
 
 
 class VramUsed:
-    """``most_bytes`` beyond what was taken when the ``with`` block began; 0 without a ``card``."""
+    """``most_bytes`` beyond what was taken when the ``with`` block began, or beyond ``first``; 0 without a ``card``."""
 
-    def __init__(self, card: Card | None):
-        self._card = card
+    def __init__(self, card: Card | None, first: int | None = None):
+        self._card, self._given = card, first
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._first = self._most = 0
@@ -56,7 +56,8 @@ class VramUsed:
 
     def __enter__(self) -> VramUsed:
         if self._card is not None:
-            self._first = self._most = self._card.used_bytes()
+            self._most = self._card.used_bytes()
+            self._first = self._most if self._given is None else self._given
             self._thread.start()
         return self
 

@@ -199,6 +199,9 @@ def test_the_most_vram_that_others_took_is_counted_beyond_what_was_there() -> No
         while len(said) > 1:
             pass
     assert used.most_bytes == 2000
+    with VramUsed(Played(), 100) as used:  # type: ignore[arg-type]
+        pass
+    assert used.most_bytes == 800
     with VramUsed(None) as used:
         pass
     assert used.most_bytes == 0
