@@ -322,17 +322,21 @@ def gguf_tensor(name: str, shape: tuple[int, ...], kind: str, fill: Fill) -> Ten
     return Tensor(name, shape, kind, math.prod(shape) // elements * nbytes, fill)
 
 
+def gguf_matrix(name: str, shape: tuple[int, ...], kind: str) -> Tensor:
+    return gguf_tensor(name, shape, kind, from_somewhere(GGUF_FILLS[kind], name, GGUF_TYPES[kind][2]))
+
+
 def gguf_tensors(config: Mapping[str, Any], stored: str, head: str) -> Iterator[Tensor]:
     """Of the file, in its order: matrices as ``stored``, the LM head as ``head``."""
     hidden, vocab, ones = config["hidden_size"], config["vocab_size"], same(struct.pack("<f", 1.0))
-    yield gguf_tensor("token_embd.weight", (vocab, hidden), stored, GGUF_FILLS[stored])
+    yield gguf_matrix("token_embd.weight", (vocab, hidden), stored)
     for layer in range(config["num_hidden_layers"]):
         for name, rows, columns in matrices(config):
-            yield gguf_tensor(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), stored, GGUF_FILLS[stored])
+            yield gguf_matrix(f"blk.{layer}.{GGUF_NAMES[name]}.weight", (rows, columns), stored)
         for norm in ("attn_norm", "ffn_norm"):
             yield gguf_tensor(f"blk.{layer}.{norm}.weight", (hidden,), "F32", ones)
     yield gguf_tensor("output_norm.weight", (hidden,), "F32", ones)
-    yield gguf_tensor("output.weight", (vocab, hidden), head, GGUF_FILLS[head])
+    yield gguf_matrix("output.weight", (vocab, hidden), head)
 
 
 def write_gguf(

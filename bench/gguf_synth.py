@@ -30,9 +30,9 @@ from bench.coded_synth import (  # noqa: E402
     config_of,
     from_somewhere,
     gguf_figures,
+    gguf_matrix,
     gguf_tensor,
     gguf_tensors,
-    normal_bf16,
     same,
 )
 from bench.gguf_file import Value, write_gguf_file  # noqa: E402
@@ -157,7 +157,7 @@ def _end(config: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def _plain(name: str, *shape: int) -> Tensor:
-    return gguf_tensor(name, shape, "BF16", from_somewhere(normal_bf16, name))
+    return gguf_matrix(name, shape, "BF16")
 
 
 def _f32(name: str, *shape: int) -> Tensor:

@@ -110,7 +110,10 @@ class LlamaSide:
             return run(Split(0))[0]
         guess = CONTEXT_BYTES + batch * self.model.vocab * 4 + (self.model.largest_bytes if batch >= OFFLOADED else 0)
         split = layers.fit(self._budget, guess)
-        beside = trial(split)[1] - layers.vram_bytes(split)
+        took = trial(split)[1]
+        if not took:
+            raise SystemExit(f"{split}: llama.cpp took no VRAM, so it found no card; its own words say why: llama-bench --list-devices")
+        beside = took - layers.vram_bytes(split)
         print(f"    {split}: {beside / 1e9:.2f} GB of VRAM beside weights and KV, guessed {guess / 1e9:.2f}", flush=True)
         split = layers.fit(self._budget, beside)
         while True:

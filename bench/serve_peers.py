@@ -31,6 +31,8 @@ LLAMA = (
     "--host", "127.0.0.1",
 )  # fmt: skip
 """Nothing is fitted by itself, and no prompt is kept when its request has ended: none comes again."""
+NOT_KEPT = {"cache_prompt": False}
+"""The two that warm it up come again."""
 MODES: Mapping[str, Sequence[str]] = {"continuous batching": ("--continuous-batching",), "a generate each": ()}
 """How transformers serves -> its arguments."""
 
@@ -55,12 +57,12 @@ class Peers:
         budget = parse_bytes(self.rig.given.get("vram", "6GiB")) if self.rig.hybrid.card else None
         side = LlamaSide(programs, dense_gguf(config), self.rig.bench.work / "llama-server.gguf", budget, threads)
 
-        def run(split: Split, counts: Sequence[int], asked: Sequence[Mapping[str, Any]]) -> tuple[dict[int, Best], int]:
+        def run(split: Split, counts: Sequence[int], asked: Sequence[dict[str, Any]]) -> tuple[dict[int, Best], int]:
             found = {}
             for count in counts:
                 command = [str(programs.program("llama-server")), "-m", str(side.file), *split.flags, *LLAMA, "-c", str(room)]
                 with programs.used() as used:
-                    rate = self._rate("llama-server", [*command, "-t", str(count)], asked, environment())
+                    rate = self._rate("llama-server", [*command, "-t", str(count)], [body | NOT_KEPT for body in asked], environment())
                 found[count] = Best(rate, count, LOADED, split, used.most_bytes)
                 print(f"    llama-server {found[count]}: {rate:.4g} tok/s", flush=True)
             return found, max(one.vram_bytes for one in found.values())

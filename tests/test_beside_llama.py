@@ -169,6 +169,8 @@ def test_a_trial_says_what_lies_beside_the_weights_and_a_layer_goes_where_it_was
 
     assert found(0) == Split(4) and tried == [Split(0), Split(4)]  # the guess of CUDA's context is far above this model
     assert found(1) == Split(3) and tried == [Split(0), Split(4), Split(3)]
+    with pytest.raises(SystemExit, match="-ngl 0: llama.cpp took no VRAM, so it found no card"):
+        side(programs, budget).within(layers, 16, lambda split: ({}, 0), lambda split: ran(split, 0))
 
 
 def test_without_a_card_nothing_is_in_vram(programs: LlamaPrograms) -> None:
