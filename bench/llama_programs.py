@@ -135,9 +135,12 @@ class LlamaPrograms:
 
     def _rows(self, name: str, file: Path, flags: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Its lines of JSON. SystemExit with its last line where it fails."""
-        command = [str(self.program(name)), "-m", str(file), *flags]
+        program = self.program(name)
+        command = [str(program), "-m", str(file), *flags]
         with tempfile.TemporaryFile("w+") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment())
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, env=environment(program)
+            )
             watch = threading.Timer(HANG_S, process.kill)
             watch.start()
             try:
@@ -154,10 +157,11 @@ class LlamaPrograms:
                 raise SystemExit(f"{name}: status {process.returncode}: {last}; it was {' '.join(command)}")
 
 
-def environment() -> dict[str, str]:
-    """Of this process, with the libraries of CUDA that pip or the toolkit brought to be found behind those that it names."""
+def environment(program: Path) -> dict[str, str]:
+    """Of this process, with the libraries of CUDA that pip or the toolkit brought, and what lies beside ``program``, to be
+    found behind those that it names."""
     nvidia = importlib.util.find_spec("nvidia")
     places = (nvidia.submodule_search_locations or []) if nvidia else []
     folders = [str(path) for place in places for path in sorted(Path(place).glob("*/lib"))]
     known = os.environ.get("LD_LIBRARY_PATH")
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join([*([known] if known else []), *folders, str(TOOLKIT)])}
+    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join([*([known] if known else []), *folders, str(TOOLKIT), str(program.parent)])}

@@ -49,6 +49,7 @@ class Peers:
         if "llama" not in self.rig.given or self.rig.given.get("form", "bf16") != "bf16":
             raise SystemExit("cases=llama: give the directory of llama.cpp's programs, llama=DIR; it serves BF16")
         programs = LlamaPrograms(Path(self.rig.given["llama"]), self.rig.hybrid.card)
+        program = programs.program("llama-server")
         cores, bodies = self.rig.hybrid.cores, self.rig.bodies("any", self.requests, seed="llama")
         usual = f"{max(1, cores // 2)},{max(1, cores * 3 // 4)},{cores}"
         threads = [int(count) for count in self.rig.given.get("peer_threads", usual).split(",")]
@@ -60,9 +61,11 @@ class Peers:
         def run(split: Split, counts: Sequence[int], asked: Sequence[dict[str, Any]]) -> tuple[dict[int, Best], int]:
             found = {}
             for count in counts:
-                command = [str(programs.program("llama-server")), "-m", str(side.file), *split.flags, *LLAMA, "-c", str(room)]
+                command = [str(program), "-m", str(side.file), *split.flags, *LLAMA, "-c", str(room)]
                 with programs.used() as used:
-                    rate = self._rate("llama-server", [*command, "-t", str(count)], [body | NOT_KEPT for body in asked], environment())
+                    rate = self._rate(
+                        "llama-server", [*command, "-t", str(count)], [body | NOT_KEPT for body in asked], environment(program)
+                    )
                 found[count] = Best(rate, count, LOADED, split, used.most_bytes)
                 print(f"    llama-server {found[count]}: {rate:.4g} tok/s", flush=True)
             return found, max(one.vram_bytes for one in found.values())

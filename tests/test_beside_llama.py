@@ -146,7 +146,10 @@ def test_a_batch_of_which_nothing_is_said_and_a_program_that_fails_are_told(prog
 
 def test_libraries_of_pip_are_found_behind_those_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", "/given")
-    assert environment()["LD_LIBRARY_PATH"].split(":")[0] == "/given"
+    found = environment(Path("/programs/llama-bench"))["LD_LIBRARY_PATH"].split(":")
+    assert (found[0], found[-1]) == ("/given", "/programs")
+    monkeypatch.delenv("LD_LIBRARY_PATH")
+    assert environment(Path("/programs/llama-bench"))["LD_LIBRARY_PATH"].split(":") == found[1:]
 
 
 def side(programs: LlamaPrograms, budget: int | None) -> LlamaSide:
