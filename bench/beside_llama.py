@@ -219,8 +219,9 @@ class BesideLlama:
 
 
 def least(both_gbps: float, theirs_gbps: float) -> str:
-    """The target of a dense step: what llama.cpp would reach if it read at the rate of CPU and link together, less 8 %."""
-    return f">= {LEAST_SHARE * both_gbps / theirs_gbps:.3f}"
+    """The target of a dense step: what llama.cpp would reach if it read at the rate of CPU and link together, less 8 %. None where its
+    CPU reads nothing."""
+    return f">= {LEAST_SHARE * both_gbps / theirs_gbps:.3f}" if theirs_gbps else ""
 
 
 def parts(ours_bytes: int, theirs_bytes: int, dram_bytes: int) -> bool:

@@ -213,7 +213,7 @@ def test_the_most_vram_that_others_took_is_counted_beyond_what_was_there() -> No
 
 
 def test_targets_follow_what_cpu_and_link_carry_together_and_files_that_do_not_fit_are_parted() -> None:
-    assert LEAST_SHARE == 0.92 and least(150.0, 92.0) == ">= 1.500"
+    assert LEAST_SHARE == 0.92 and least(150.0, 92.0) == ">= 1.500" and least(150.0, 0.0) == ""
     gib = 1 << 30
     assert not parts(16 * gib, 16 * gib, 128 * gib)
     assert parts(46 * gib, 46 * gib, 128 * gib)
