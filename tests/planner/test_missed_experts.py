@@ -34,7 +34,7 @@ def test_the_cpu_takes_a_share_where_that_is_faster() -> None:
     found, alone = (search(hardware, MIXTRAL, work(), one) for one in (Force(), force))
     told, told_alone = (predict(hardware, MIXTRAL, work(), one.decisions) for one in (found, alone))
     assert found.decisions.experts is not None and found.decisions.experts.host is MissedExperts.split
-    assert told_alone.total_s - told.total_s == pytest.approx(alone.best_s - found.best_s, rel=0.01, abs=1e-6)
+    assert told_alone.total_s - told.total_s == pytest.approx(alone.best_s - found.best_s, rel=0.02)
     assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
 
 

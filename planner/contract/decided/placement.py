@@ -32,8 +32,8 @@ class Unit:
 
 
 def even(count: int, total: int, turn: int = 0, turns: int = 1) -> list[int]:
-    """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred). Of ``turns`` cycles side
-    by side that of number ``turn``: those of all together are evenly spread."""
+    """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred). Of ``turns`` cycles
+    side by side that of number ``turn``: those of all together are evenly spread."""
     return [(2 * (j * turns + turn) + 1) * total // (2 * count * turns) for j in range(count)]
 
 

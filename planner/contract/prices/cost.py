@@ -20,7 +20,7 @@ from penstock.planner.contract.prices.memory_law import dram_items, dram_use, he
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Price, Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.routed import routed_s
+from penstock.planner.contract.prices.routed import Streamed, routed_s
 from penstock.planner.contract.prices.stages import (
     FIXED,
     decode_compute_s,
@@ -258,7 +258,8 @@ def step_s(prefill: Prefill, step: Price) -> float:
     moved = prefill.moved
     streamed_s = moved.step.of(Resource.h2d) + kv_fill(workload) * moved.step_kv.read.of(Resource.h2d)
     compute_s = decode_compute_s(hardware, model, workload, decisions.batch)
-    routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), compute_s, streamed_s, missed, moved)
+    streamed = Streamed(streamed_s, moved.head.of(Resource.h2d))
+    routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), compute_s, streamed, missed, moved)
     return max(routed, step.lasts()) + hardware.pass_s
 
 

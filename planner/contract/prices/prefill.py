@@ -32,6 +32,8 @@ class Moved:
     """All units of weights in one pass, routed experts apart; units that the CPU computes in decode steps stream."""
     step: Price
     """The same in a decode step."""
+    head: Price
+    """Of that, copies of the LM head."""
     kv: KvPrice
     """All KV that lies outside the device, at its sequences' end."""
     step_kv: KvPrice
@@ -76,11 +78,11 @@ class Moved:
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
             missed = Missed.of(hardware, model, decisions.experts, decisions.batch, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
+        head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram) if gpu else Price()
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
         step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
         if host or on_host:
             beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms)
-            head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram)
             step = beside.bill(units, map(placement.spec, host), head, table)
         if on_host:
             step += beside.hop * on_host
@@ -90,6 +92,7 @@ class Moved:
         return cls(
             units=units,
             step=step,
+            head=head,
             kv=kv_price,
             step_kv=step_kv,
             kv_ssd_bytes=round(layers[Tier.ssd] * layer),

@@ -36,7 +36,8 @@ class Routed:
 
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
-      experts alone: the law stays linear in the decisions.
+      experts alone: the law stays linear in the decisions. The LM head hides behind nothing: it comes behind the last router, and the ring
+      is full until then.
     * **Foresight.** The share ``foreseen ** max(1, L / m)`` of the misses overlaps with everything. L layers copy m experts, so L / m
       layers pass while one is copied. A name's chance falls with each of them.
     * **Pause.** Nothing names experts before a token's first router. r reads fall on random layers, so (1 - exp(-r)) / r of a step lies
@@ -95,6 +96,10 @@ class Routed:
         each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
         return cls(alone, computed_s, issued_s, called_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
 
+    def beside(self, streamed: Streamed) -> Amount:
+        """What a step waits for copies of ``streamed``."""
+        return self.exposed * streamed.all + (self.alone - self.exposed) * streamed.head
+
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
         return max(0.0, fetch_s / self.drive_alone - self.computed_s)
@@ -133,16 +138,24 @@ class Fetched:
         return self.copied - sum(count for count, _ in self.read)
 
 
-def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Amount, fetched: Fetched, unit_s: float = 1.0) -> Iterator[Amount]:
+@dataclass(frozen=True)
+class Streamed:
+    """Copying what streams beside experts."""
+
+    all: Amount
+    head: Amount = 0
+    """Of that, the LM head."""
+
+
+def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, fetched: Fetched, unit_s: float = 1.0) -> Iterator[Amount]:
     """What a step that its routers hold up lasts at least, in units of ``unit_s``: each of these.
 
-    ``compute``: of the whole step, ``step_s`` of it without looking embeddings up; ``streamed``: copying what streams beside experts. An
-    expert is copied piece by piece while it is read.
+    ``compute``: of the whole step, ``step_s`` of it without looking embeddings up. An expert is copied piece by piece while it is read.
     """
     copy, missed = (routed.copy_s(seconds) / unit_s for seconds in (fetched.copy_s, fetched.missed_s))
     reads = [(count * routed.turns, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
     from_dram = fetched.from_dram * routed.turns
-    read, beside = sum(count for count, _ in reads), routed.exposed * streamed
+    read, beside = sum(count for count, _ in reads), routed.beside(streamed)
     apart = sum(count * max(each, copy) for count, each in reads) + from_dram * missed + beside
     reading, most = sum(count * each for count, each in reads), routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
@@ -157,7 +170,7 @@ def routed_s(
     batch: int,
     compute_s: float,
     step_s: float,
-    streamed_s: float,
+    streamed: Streamed,
     missed: Misses,
     moved: Moved,
 ) -> float:
@@ -166,4 +179,4 @@ def routed_s(
         return 0.0
     read = [(missed.dram, moved.expert_read.of(Resource.ssd))]
     fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.fetch_s)
-    return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed_s, fetched))
+    return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed, fetched))

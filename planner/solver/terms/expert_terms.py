@@ -14,7 +14,7 @@ from penstock.planner.contract.prices.beside import Missed
 from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
-from penstock.planner.contract.prices.routed import Fetched, Routed, held_up
+from penstock.planner.contract.prices.routed import Fetched, Routed, Streamed, held_up
 from penstock.planner.contract.prices.stages import expert_copy_s
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes
@@ -122,7 +122,7 @@ class ExpertTerms:
         twice = passed(self._problem.hardware, 2 * most * self.experts.expert_bytes / self._tick_s)
         return Price(ticks) + twice + late.waited(most, self._copy_t)
 
-    def routed_t(self, compute_t: Amount, streamed_t: Amount) -> Iterator[Amount]:
+    def routed_t(self, compute_t: Amount, streamed_t: Streamed) -> Iterator[Amount]:
         """Ticks of a decode step that its routers hold up: at least each of these."""
         if self.experts is None:
             return

@@ -22,6 +22,7 @@ from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.routed import Streamed
 from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
@@ -205,7 +206,7 @@ class Formulation(LinearProgram):
         step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
-        for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), streamed_t):
+        for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), Streamed(streamed_t, self.step_head_t)):
             self.add(self.decode_t >= routed_t)
         self.prefill_t = self.amount("prefill_t")
         passes_t = self.prefill_t - self.kept.restore_t
@@ -226,20 +227,28 @@ class Formulation(LinearProgram):
 
     def _step_units(self, units: Price) -> Price:
         """``units`` as a decode step pays them: the CPU computes some that stream in other passes, or attends beside their copies."""
-        if not self.host.most and not self.attention.most:
+        model, beside = self.problem.model, self.host.most or self.attention.most
+        head_t = self.step_head_t = self._head_copies() if self.gpu and (beside or model.experts) else 0
+        if not beside:
             return units
-        model, copies_t, head_t = self.problem.model, self.amount("step_h2d_t"), self.amount("step_head_t")
+        copies_t = self.amount("step_h2d_t")
         mean = sum(model.ffn_bytes) / self.layers / model.ffn_max * self.ticks_per_s
         for bit, choice, (all_t, most_t) in zip(self.chunk_bits, self.chunk_choices, self.copies, strict=True):
             table = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes)
             each_t = table.copied(model.ffn_max).of(Resource.h2d) * mean
-            block_t = table.copied(self.block).of(Resource.h2d) * self.ticks_per_s
             self.add(copies_t >= all_t - self.host.count * each_t - most_t * (1 - bit))
-            self.add(head_t >= (self.head_blocks - self.head) * block_t - self.head_blocks * block_t * (1 - bit))
         most_t = max(most_t for _, most_t in self.copies)
         step = units.without(Resource.h2d) + Price({Resource.h2d: copies_t})
         step += self.host.step(copies_t, head_t, most_t) if self.host.most else NOTHING
         return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
+
+    def _head_copies(self) -> Amount:
+        """Ticks that a step's copies of the LM head take, at the chunk that is chosen."""
+        head_t = self.amount("step_head_t")
+        for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
+            block_t = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes).copied(self.block).of(Resource.h2d) * self.ticks_per_s
+            self.add(head_t >= (self.head_blocks - self.head) * block_t - self.head_blocks * block_t * (1 - bit))
+        return head_t
 
     def _step_kv(self, kv: KvPrice) -> KvPrice:
         """``kv`` as a decode step pays it: the CPU attends to some layers that stream in other passes."""
