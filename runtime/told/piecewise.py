@@ -12,10 +12,10 @@ HELD = 32
 
 class PieceByPiece:
     """What each token adds to a text, by looking at the few before it: a tokenizer's ``decode`` of a token alone loses spaces and halves
-    of characters."""
+    of characters. Of tokens that ``alone`` knows the text of, wherever they stand, nothing is decoded."""
 
-    def __init__(self, decode: Callable[[list[int]], str]):
-        self._decode = decode
+    def __init__(self, decode: Callable[[list[int]], str], alone: Callable[[int], str | None] = lambda token: None):
+        self._decode, self._alone = decode, alone
         self._ids: list[int] = []
         self._from, self._told = 0, 0
 
@@ -26,7 +26,11 @@ class PieceByPiece:
 
     def add(self, token: int) -> str:
         """What ``token`` adds. A character of several tokens comes with the last of them."""
-        self._ids.append(token)
+        ids, whole = self._ids, len(self._ids) == self._told
+        ids.append(token)
+        if whole and (known := self._alone(token)) is not None:
+            self._from, self._told = self._told, len(ids)
+            return known
         new = self._new()
         if (not new or new.endswith(BROKEN)) and len(self._ids) - self._told < HELD:
             return ""

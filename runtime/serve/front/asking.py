@@ -106,14 +106,24 @@ class Asking:
     than once.
     """
 
-    def __init__(self, submit: Submit, wanted: Wanted, decode: Callable[[list[int]], str], line: Line, told: Told, limit_s: float):
+    def __init__(
+        self,
+        submit: Submit,
+        wanted: Wanted,
+        decode: Callable[[list[int]], str],
+        alone: Callable[[int], str | None],
+        line: Line,
+        told: Told,
+        limit_s: float,
+    ):
+        """``decode`` and ``alone``: see :class:`ReplyText`."""
         self.prompt_rows: list[PromptRow] = []
         """Of the prompt's tokens from the second on, where prompt logprobs were asked for."""
         self.at: float | None = None
         """When the engine knew the tokens of the newest piece (``time.monotonic``)."""
         self._prompt_tokens, self._cached_tokens, self._completion_tokens = len(submit.prompt), 0, 0
         self._id, self._line, self._told, self._limit_s = submit.id, line, told, limit_s
-        self._texts = [ReplyText(decode, wanted.stops) for _ in range(submit.n)]
+        self._texts = [ReplyText(decode, wanted.stops, alone) for _ in range(submit.n)]
         self._living = set(range(submit.n))
         self._heard_at: dict[int, float] = {}
         self._asked_at = time.monotonic()
@@ -164,12 +174,13 @@ class Asking:
             if self._first is not None and not self._first.done():
                 self._first.set_result(None)
             return
-        refusal = self._refusal(word)
+        chosen = isinstance(word, Chosen)
+        refusal = None if chosen else self._refusal(word)
         if refusal is not None:
             self._end(hearer, refusal)
             return
         try:
-            piece = self._heard(word)
+            piece = self._chosen(word) if chosen and word.reply in self._living else self._heard(word)
             if piece is not None:
                 hearer.piece(self._number, piece)
         except Exception as error:
@@ -193,8 +204,6 @@ class Asking:
         return word if isinstance(word, ApiError) else None
 
     def _heard(self, word: Word | ApiError) -> Piece | None:
-        if isinstance(word, Chosen):
-            return self._chosen(word) if word.reply in self._living else None
         if isinstance(word, Over):
             return self._over(word) if word.index in self._living else None
         if isinstance(word, Began):

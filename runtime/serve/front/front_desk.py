@@ -21,6 +21,7 @@ from penstock.runtime.serve.front.callers import Caller, Crowd, Keys
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.front_meters import Meters
 from penstock.runtime.serve.front.supervise import Supervisor
+from penstock.runtime.serve.front.token_texts import TokenTexts
 from penstock.runtime.serve.wire.messages import EngineInfo, Submit
 
 Read = TypeVar("Read")
@@ -43,10 +44,11 @@ class Front:
     """How many are open."""
     crowd: Crowd = field(init=False)
     meters: Meters = field(init=False)
+    texts: TokenTexts = field(init=False)
     started_at: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.crowd, self.meters = Crowd(self.limits), Meters(self.supervisor)
+        self.crowd, self.meters, self.texts = Crowd(self.limits), Meters(self.supervisor), TokenTexts(self.vocabulary)
         self.meters.open_requests.set_function(lambda: self.crowd.under_way)
         self.meters.connections.set_function(self.connections)
         self._numbers = itertools.count(1)
@@ -95,7 +97,8 @@ class Front:
         self.crowd.enter(caller)
         counted = _Counted(self, caller)
         try:
-            asking = Asking(submit, wanted, wanted.decode or self.vocabulary.text, self.supervisor, counted, self.limits.request_s)
+            decode, limit_s = wanted.decode or self.vocabulary.text, self.limits.request_s
+            asking = Asking(submit, wanted, decode, self.texts.alone, self.supervisor, counted, limit_s)
         except BaseException:
             counted.over()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.runtime.told.piecewise import BROKEN, PieceByPiece
 
@@ -10,15 +10,17 @@ from penstock.runtime.told.piecewise import BROKEN, PieceByPiece
 class ReplyText:
     """What may be sent of a reply. Text that may be the beginning of one of ``stops`` is kept back until more is there."""
 
-    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str]):
-        self._pieces, self._stops = PieceByPiece(decode), tuple(stops)
+    def __init__(self, decode: Callable[[list[int]], str], stops: Sequence[str], alone: Callable[[int], str | None] = lambda token: None):
+        """``alone``: what a token adds to any text, where that is known without the tokens before it."""
+        self._pieces, self._stops = PieceByPiece(decode, alone), tuple(stops)
         self._kept = ""
         self.stop: str | None = None
         """The stop string that came; nothing is said behind it."""
 
-    def add(self, tokens: Iterable[int]) -> str:
+    def add(self, tokens: Sequence[int]) -> str:
         """What ``tokens`` add to the text; empty once ``stop`` is set."""
-        new = "".join([self._pieces.add(token) for token in tokens])
+        add = self._pieces.add
+        new = add(tokens[0]) if len(tokens) == 1 else "".join([add(token) for token in tokens])
         return new if not self._stops else self._checked(new)
 
     def rest(self) -> str:

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from json.encoder import encode_basestring
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -18,6 +19,7 @@ from penstock.runtime.serve.front.front_desk import Front
 
 QUIET = b": still at work\n\n"
 """A comment, which clients pass over."""
+
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 MANY_ROWS = 1000
 """Prompt logprobs from which on a document is written beside the event loop, so that streams go on."""
@@ -38,7 +40,7 @@ class Mould:
 
     def event(self, text: str) -> bytes:
         """The event with ``text``, as :func:`event` writes it."""
-        return self._form % as_json(text)
+        return self._form % encode_basestring(text).encode()
 
 
 def as_json(data: Any) -> bytes:

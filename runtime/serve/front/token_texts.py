@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
+
+from tokenizers.decoders import ByteLevel
 
 from penstock.runtime.asked.prompts import Vocabulary
 from penstock.runtime.serve.wire.messages import TopLogprobs
@@ -13,6 +15,8 @@ from penstock.runtime.serve.wire.messages import TopLogprobs
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 """What SentencePiece writes for a space."""
+_KNOWN_ALONE = 1 << 14
+"""Tokens whose texts are kept: 2 MB. Replies have few others."""
 
 
 def byte_letters() -> dict[str, int]:
@@ -28,6 +32,8 @@ class TokenTexts:
     def __init__(self, vocabulary: Vocabulary):
         self._tokenizer = vocabulary.tokenizer
         self._known: dict[int, bytes] = {}
+        self.alone = lru_cache(_KNOWN_ALONE)(self._text_alone)
+        """What a token adds to any text that ends with a whole character; None where others have a say in that, or it is none."""
 
     def raw(self, token: int) -> bytes:
         """What ``token`` adds to a text; for a special one its name."""
@@ -52,6 +58,25 @@ class TokenTexts:
 
     def _one(self, token: int, logprob: float) -> dict[str, Any]:
         return {"token": self.text(token), "logprob": logprob, "bytes": list(self.raw(token))}
+
+    def _text_alone(self, token: int) -> str | None:
+        tokenizer = self._tokenizer
+        if tokenizer is None or not self._by_bytes or token in tokenizer.added_tokens_decoder:
+            return None
+        name = tokenizer.convert_ids_to_tokens(token)
+        if not name or any(letter not in self._letters for letter in name):
+            return None
+        try:
+            return bytes(map(self._letters.__getitem__, name)).decode()
+        except UnicodeDecodeError:
+            return None
+
+    @cached_property
+    def _by_bytes(self) -> bool:
+        """Whether a text is the bytes of its tokens, one after the other, and nothing else."""
+        return isinstance(getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None), ByteLevel) and not getattr(
+            self._tokenizer, "clean_up_tokenization_spaces", False
+        )
 
     def _read(self, token: int) -> bytes:
         if self._tokenizer is None:

@@ -49,7 +49,7 @@ class ChatBody(ChatTalk, SamplingBody):
 
 def router(front: Front) -> APIRouter:
     """The route, for one server."""
-    routes, texts = APIRouter(), TokenTexts(front.vocabulary)
+    routes, texts = APIRouter(), front.texts
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:

@@ -44,7 +44,7 @@ class CompletionBody(SamplingBody):
 
 def router(front: Front) -> APIRouter:
     """The route, for one server."""
-    routes, texts = APIRouter(), TokenTexts(front.vocabulary)
+    routes, texts = APIRouter(), front.texts
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
@@ -123,7 +123,7 @@ class _Reply:
         self._offset = [0] * self.count
         self._begun = [False] * self.count
         self._moulds: dict[int, Mould] = {}
-        """Of each choice: an event that has text and nothing else."""
+        """Of each choice that has begun, where events have text and nothing else."""
 
     def begin(self) -> bytes:
         """Nothing."""
@@ -132,13 +132,15 @@ class _Reply:
     def add(self, number: int, piece: Piece) -> bytes:
         """The event of one piece of the reply to prompt ``number``; none where it has nothing to say."""
         choice = self.choice(number, piece)
+        mould = self._moulds.get(choice)
+        if mould is not None and piece.finish_reason is None:
+            return mould.event(piece.text) if piece.text else b""
         text, logprobs = self.told(choice, piece)
         if not text and not logprobs and not piece.finish_reason:
             return b""
-        if logprobs is None and piece.finish_reason is None and not self._body.counts_on:
-            if choice not in self._moulds:
-                self._moulds[choice] = Mould(self._data(choice, Mould.TEXT, None, None))
-            return self._moulds[choice].event(text)
+        if self._body.logprobs is None and piece.finish_reason is None and not self._body.counts_on:
+            self._moulds[choice] = mould = Mould(self._data(choice, Mould.TEXT, None, None))
+            return mould.event(text)
         return event(self._data(choice, text, logprobs, piece.finish_reason))
 
     def end(self) -> bytes:

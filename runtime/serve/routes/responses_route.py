@@ -26,7 +26,7 @@ class ResponsesBody(ResponsesTalk, SamplingBody):
 
 def router(front: Front) -> APIRouter:
     """The route, for one server."""
-    routes, texts = APIRouter(), TokenTexts(front.vocabulary)
+    routes, texts = APIRouter(), front.texts
 
     @routes.post("/v1/responses")
     async def responses(body: ResponsesBody, request: Request) -> Response:
