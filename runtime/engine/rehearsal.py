@@ -9,13 +9,12 @@ import torch
 
 from penstock.runtime.engine.generate import Batch, shares
 from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.kv.attention.kernel_shape import telling_tokens
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import RowKind, Step
 
 _PART = 512
 """Tokens of a prompt's part beside rows: with more, products have the same kernels."""
-_FEW = (1, 2, 4, 8, 16, 32, 64)
-"""Tokens of a row: behind the last one a kernel's products have their full size, however few heads there are."""
 
 
 def rehearse(stepper: Stepper, batch: Batch, most_tokens: int) -> tuple[float, float]:
@@ -55,10 +54,11 @@ def meet_loose_rows(stepper: Stepper, rows: int, most_tokens: int) -> None:
 class AnyRows:
     """Passes of whatever a server's rows may become, so that no kernel is loaded or compiled while a client waits: rows beside a prompt's
     part, and parts of prompts whose pages are not adjacent. ``most_tokens`` of each of ``rows`` have room beside each other,
-    ``pass_tokens`` in a pass. Takes some twenty passes."""
+    ``pass_tokens`` in a pass; the model has so many ``query_heads``. Takes some ten passes."""
 
-    def __init__(self, stepper: Stepper, rows: int, most_tokens: int, pass_tokens: int):
-        self._stepper, self._rows, self._most_tokens, self._pass_tokens = stepper, rows, most_tokens, pass_tokens
+    def __init__(self, stepper: Stepper, rows: int, most_tokens: int, pass_tokens: int, query_heads: int):
+        self._stepper, self._rows, self._most_tokens = stepper, rows, most_tokens
+        self._pass_tokens, self._query_heads = pass_tokens, query_heads
 
     def warm_up(self, logits: torch.Tensor) -> None:
         """Behind the rehearsal of :func:`meet_loose_rows`; ``logits`` stay as they are."""
@@ -75,11 +75,18 @@ class AnyRows:
                 self._part(first, end, part, sequences[1:])
             first.pages.reverse()
             # compiled for as many tokens of a row, up to a limit of the kernel's own, and for keys as a whole or in parts
-            for end in {min(max(page + 1, _FEW[-1]), most), most} if len(first.pages) > 1 else ():
-                for tokens in _FEW:
+            few = self._few()
+            for end in {min(max(page + 1, *few), most), most} if few and len(first.pages) > 1 else ():
+                for tokens in few:
                     self._part(first, end, min(tokens, end))
         finally:
             _release(self._stepper, sequences)
+
+    def _few(self) -> list[int]:
+        """Tokens of a row, of which no two have the same kernels; none where rows are computed one by one."""
+        shapes = {(shape.keys, shape.values) for shape in self._stepper.pool.shapes.values()}
+        dims = {(heads, dim, value_dim) for (heads, dim), (_, value_dim) in shapes}
+        return sorted({n for heads, dim, wide in dims for n in telling_tokens(max(1, self._query_heads // heads), (dim, wide))})
 
     def _part(self, sequence: KvSequence, end: int, tokens: int, beside: Sequence[KvSequence] = ()) -> None:
         """The last ``tokens`` before ``end`` of a prompt, behind those ``beside`` it that decode: each as far as it was before."""

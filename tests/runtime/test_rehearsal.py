@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.runtime.engine.rehearsal import AnyRows, meet_loose_rows
 from penstock.runtime.engine.stepper import Stepper
-from penstock.runtime.kv.attention.kernel_shape import KernelShape
+from penstock.runtime.kv.attention.kernel_shape import KernelShape, telling_tokens
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.row_groups import packed
 from penstock.runtime.kv.batch.kv_pool import KvPool
@@ -46,7 +46,7 @@ class PlayedKernel:
         return False
 
 
-@pytest.fixture(scope="module", params=[2, 1], ids=["groups of 2", "groups of 4"])
+@pytest.fixture(scope="module", params=[4, 2, 1], ids=["no groups", "groups of 2", "groups of 4"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
     checkpoint = save_tiny(tmp_path_factory.mktemp("model"), layers=1, num_key_value_heads=request.param)
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
@@ -74,13 +74,21 @@ def test_no_pass_of_a_server_has_a_kernel_that_was_not_met(model: PreTrainedMode
     stepper = Stepper(model, CPU, KvPool(ROWS * ROW_PAGES, PAGE_TOKENS, kinds(model.config), CPU), kernel=kernel)
     most = ROW_PAGES * PAGE_TOKENS
     meet_loose_rows(stepper, ROWS, most)
-    AnyRows(stepper, ROWS, most, PASS_TOKENS).warm_up(torch.zeros(ROWS, 1))
+    AnyRows(stepper, ROWS, most, PASS_TOKENS, 4).warm_up(torch.zeros(ROWS, 1))
     met, kernel.compiled = kernel.compiled, set()
     assert stepper.pool.pages.free == ROWS * ROW_PAGES
     for _ in range(400):
         stepper.run(any_pass(chance))
     assert {whole for _, _, whole, _ in kernel.compiled} == {True, False}
     assert kernel.compiled <= met
+
+
+@pytest.mark.parametrize(
+    ("group", "dims", "tokens"),
+    [(1, (128, 128), {1, 32, 64}), (4, (128, 128), {1, 8, 16}), (8, (64, 64), {1, 4, 8}), (16, (192, 128), {1, 2}), (7, (512, 64), {1})],
+)
+def test_rows_have_as_many_kernels_as_numbers_of_lines(group: int, dims: tuple[int, int], tokens: set[int]) -> None:
+    assert set(telling_tokens(group, dims)) == tokens
 
 
 @pytest.mark.parametrize("count", range(1, 8))

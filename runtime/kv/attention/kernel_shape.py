@@ -8,6 +8,8 @@ from penstock.runtime.kv.attention.page_tables import PageTables
 
 _LEAST_KEYS = 256
 """Of a split, at least: with fewer, merging costs more than the splits save."""
+_LEAST = 16
+"""Lines and elements of a product, at least."""
 
 
 @dataclass(frozen=True)
@@ -29,19 +31,34 @@ class KernelShape:
     @classmethod
     def of(cls, tables: PageTables, heads: int, group: int, dims: tuple[int, int], window: int | None, processors: int) -> KernelShape:
         """Of ``heads`` K heads with ``group`` query heads each. ``dims``: of K and of V. ``window``: tokens that a token sees."""
-        wide, value_wide = (max(16, _power(dim)) for dim in dims)
+        wide, value_wide = (max(_LEAST, _power(dim)) for dim in dims)
         widest, lines = max(wide, value_wide), tables.most_tokens * group
-        most = 64 if widest <= 128 else 32 if widest <= 256 else 16  # operands fit the processor's own memory
-        each = max(16, min(most, _power(lines)))
+        each = _lines(lines, widest)
         blocks = -(-lines // each)
         seen = min(tables.most_keys, (window or tables.most_keys) + tables.most_tokens)
         splits = max(1, min(2 * processors // (blocks * len(tables.counts) * heads), seen // _LEAST_KEYS))
-        return cls(wide, value_wide, each, most if widest <= 256 else 32, blocks, splits)
+        return cls(wide, value_wide, each, max(32, _most_lines(widest)), blocks, splits)
 
     @property
     def whole(self) -> bool:
         """Whether no row's keys are cut."""
         return self.splits == 1
+
+
+def telling_tokens(group: int, dims: tuple[int, int]) -> tuple[int, ...]:
+    """Of a row: the least of each number of lines that a kernel is compiled for."""
+    widest = max(_LEAST, *map(_power, dims))
+    found = {_lines(tokens * group, widest): tokens for tokens in (64, 32, 16, 8, 4, 2, 1)}
+    return tuple(found.values())
+
+
+def _most_lines(widest: int) -> int:
+    """Whose operands fit the processor's own memory."""
+    return 64 if widest <= 128 else 32 if widest <= 256 else _LEAST
+
+
+def _lines(lines: int, widest: int) -> int:
+    return max(_LEAST, min(_most_lines(widest), _power(lines)))
 
 
 def _power(number: int) -> int:

@@ -181,7 +181,8 @@ class Served:
         if engine.copier is None:
             return ()
         most = min(limits.pages // limits.rows * limits.page_tokens, self.capacity_tokens)
-        return (AnyRows(engine.stepper, limits.rows, most, limits.pass_tokens),)
+        heads = getattr(engine.model.config.get_text_config(decoder=True), "num_attention_heads", 1)
+        return (AnyRows(engine.stepper, limits.rows, most, limits.pass_tokens, heads),)
 
     @property
     def _largest(self) -> Batch:
