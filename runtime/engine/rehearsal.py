@@ -67,22 +67,22 @@ class AnyRows:
         try:
             for sequence in sequences:
                 sequence.hold(self._stepper.pool.pages, most)
-            first, few = sequences[0], sequences[: min(self._rows, 2)]
-            for some in ([1] * len(few), [most * (number + 1) // self._rows for number in range(self._rows)]):
-                _decode(self._stepper, sequences[: len(some)], [end - 1 for end in some])
+            first = sequences[0]
+            for starts in ([0] * min(self._rows, 2), [most * number // self._rows for number in range(self._rows)]):
+                _decode(self._stepper, sequences[: len(starts)], starts)
             part = max(1, min(self._pass_tokens - self._rows + 1, most, _PART))
             for end in {part, most}:
                 self._part(first, end, part, sequences[1:])
             first.pages.reverse()
             # compiled for as many tokens of a row, up to a limit of the kernel's own, and for keys as a whole or in parts
-            few = self._few()
-            for end in {min(max(page + 1, *few), most), most} if few and len(first.pages) > 1 else ():
-                for tokens in few:
+            counts = self._counts()
+            for end in {min(max([page + 1, *counts]), most), most} if counts and len(first.pages) > 1 else ():
+                for tokens in counts:
                     self._part(first, end, min(tokens, end))
         finally:
             _release(self._stepper, sequences)
 
-    def _few(self) -> list[int]:
+    def _counts(self) -> list[int]:
         """Tokens of a row, of which no two have the same kernels; none where rows are computed one by one."""
         shapes = {(shape.keys, shape.values) for shape in self._stepper.pool.shapes.values()}
         dims = {(heads, dim, value_dim) for (heads, dim), (_, value_dim) in shapes}

@@ -19,6 +19,7 @@ from penstock.runtime.serve.front.listen_address import allow_files, bound
 from penstock.runtime.serve.front.motor_process import start_motor
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.front.supervise import Supervisor
+from penstock.runtime.serve.large_apart import keep_large_apart
 from penstock.runtime.serve.torchless import leave_torch_out
 from penstock.runtime.serve.wire.messages import Open
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[str, Any]:
     """Listen until a signal comes -> the engine's report of its whole life. UserError for keys, an address or a tokenizer that are no good,
     and where the engine cannot serve."""
+    keep_large_apart()
     keys = Keys(()) if served.keys is None else Keys.read(served.keys)
     allow_files(served.limits.connections)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of each client that went while something was sent to it

@@ -174,13 +174,13 @@ class Asking:
             if self._first is not None and not self._first.done():
                 self._first.set_result(None)
             return
-        chosen = isinstance(word, Chosen)
-        refusal = None if chosen else self._refusal(word)
+        chosen = word if isinstance(word, Chosen) else None
+        refusal = self._refusal(word) if chosen is None else None
         if refusal is not None:
             self._end(hearer, refusal)
             return
         try:
-            piece = self._chosen(word) if chosen and word.reply in self._living else self._heard(word)
+            piece = self._heard(word) if chosen is None else self._chosen(chosen) if chosen.reply in self._living else None
             if piece is not None:
                 hearer.piece(self._number, piece)
         except Exception as error:

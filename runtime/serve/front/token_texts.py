@@ -15,8 +15,8 @@ from penstock.runtime.serve.wire.messages import TopLogprobs
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"
 """What SentencePiece writes for a space."""
-_KNOWN_ALONE = 1 << 14
-"""Tokens whose texts are kept: 2 MB. Replies have few others."""
+_KNOWN_ALONE = 1 << 12
+"""Tokens whose texts are kept: 1 MB. Replies seldom have others."""
 
 
 def byte_letters() -> dict[str, int]:
