@@ -10,7 +10,7 @@ typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
 
-/* sums [tokens][heads][spans][value_dim], and beside each the largest score and the sum of weights. */
+/* sums [tokens][spans][heads][value_dim], and beside each the largest score and the sum of weights. */
 struct partial {
     float *sums, *most, *total;
 };
@@ -21,6 +21,17 @@ struct attending {
     int64_t spans;
     int level;
 };
+
+/* Keys [begin, end) of one token's row, and `heads` heads of K from kv_head on, whose rows lie side by side: memory is read in its order.
+ * query: the token's. place: of its first query head's sums in this span. */
+struct piece {
+    const int64_t *pages;
+    const uint16_t *query;
+    int64_t position, begin, end, place, kv_head, heads;
+};
+
+/* Sums, largest scores and weights of a piece to their places. The coming piece, or NULL, is fetched towards its end. */
+typedef void (*piece_fn)(const struct attending *work, const struct piece *piece, const struct piece *coming);
 
 #ifdef HAS_X86
 #include "attend_512.h"
@@ -139,50 +150,73 @@ ALONE void over_keys(const struct attend *a, const int64_t *pages, const float *
     }
 }
 
-/* `wide` query heads, from `from` on. */
-typedef void (*keys_fn)(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes, int64_t kv_head,
-                        int64_t position, int64_t begin, int64_t end, float *sums, float *most, float *total, int wide);
-
-ALONE void over_keys_plain(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes, int64_t kv_head,
-                           int64_t position, int64_t begin, int64_t end, float *sums, float *most, float *total, int wide)
+ALONE void piece_plain(const struct attending *work, const struct piece *piece)
 {
-    float q[TOGETHER * MOST_DIM];
-    for (int64_t h = 0; h < wide; h++)
-        for (int64_t d = 0; d < a->key_dim; d++)
-            q[h * a->key_dim + d] = from_bf16(from[h * a->q_head + d]);
-    switch (wide) {
-    case 1: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 1); break;
-    case 2: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 2); break;
-    case 3: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 3); break;
-    default: over_keys(a, pages, q, slopes, kv_head, position, begin, end, sums, most, total, 4); break;
+    const struct attend *a = work->a;
+    const int64_t group = a->heads / a->kv_heads, first = piece->kv_head * group;
+    float q[TOGETHER * MOST_DIM], sums[TOGETHER * MOST_DIM], most[TOGETHER], total[TOGETHER];
+    for (int64_t head = first; head < first + piece->heads * group;) {
+        const int64_t kv_head = head / group, left = (kv_head + 1) * group - head, wide = left < TOGETHER ? left : TOGETHER;
+        const float *slopes = a->slopes ? a->slopes + head : 0;
+        const int64_t begin = piece->begin, end = piece->end, position = piece->position;
+        for (int64_t h = 0; h < wide; h++)
+            for (int64_t d = 0; d < a->key_dim; d++)
+                q[h * a->key_dim + d] = from_bf16(piece->query[(head + h) * a->q_head + d]);
+        switch (wide) {
+        case 1: over_keys(a, piece->pages, q, slopes, kv_head, position, begin, end, sums, most, total, 1); break;
+        case 2: over_keys(a, piece->pages, q, slopes, kv_head, position, begin, end, sums, most, total, 2); break;
+        case 3: over_keys(a, piece->pages, q, slopes, kv_head, position, begin, end, sums, most, total, 3); break;
+        default: over_keys(a, piece->pages, q, slopes, kv_head, position, begin, end, sums, most, total, 4); break;
+        }
+        for (int64_t h = 0; h < wide; h++, head++) {
+            const int64_t place = piece->place + head;
+            memcpy(work->partial.sums + place * a->value_dim, sums + h * a->value_dim, (size_t)a->value_dim * sizeof *sums);
+            work->partial.most[place] = most[h];
+            work->partial.total[place] = total[h];
+        }
     }
 }
 
-/* Items are [token][K head][span]. */
-ALONE void attend_items(const struct attending *work, int64_t first, int64_t last, keys_fn over)
+#define PLAIN(name, target)                                                                                                          \
+    target static void name(const struct attending *work, const struct piece *piece, const struct piece *coming)                     \
+    {                                                                                                                                \
+        (void)coming;                                                                                                                \
+        piece_plain(work, piece);                                                                                                    \
+    }
+PLAIN(piece_portable, )
+#ifdef HAS_X86
+PLAIN(piece_avx2, FOR_AVX2)
+#endif
+
+/* Items are [token][span][K head]: the piece of items [item, last) that has one token and one span. */
+static struct piece piece_at(const struct attending *work, int64_t item, int64_t last)
 {
     const struct attend *a = work->a;
-    const int64_t group = a->heads / a->kv_heads, spans = work->spans;
-    float sums[TOGETHER * MOST_DIM];
-    for (int64_t item = first; item < last; item++) {
-        const int64_t span = item % spans, kv_head = item / spans % a->kv_heads, number = item / spans / a->kv_heads;
-        int64_t token;
-        const int64_t row = row_of(a, number, &token), position = a->starts[row] + token;
-        const int64_t least = a->window && position >= a->window ? position - a->window + 1 : 0;
-        const int64_t begin = least + span * SPAN, end = position + 1 < begin + SPAN ? position + 1 : begin + SPAN;
-        for (int64_t g = 0; g < group; g += TOGETHER) {
-            const int64_t head = kv_head * group + g, wide = group - g < TOGETHER ? group - g : TOGETHER;
-            const uint16_t *from = a->query + (a->firsts[row] + token) * a->q_token + head * a->q_head;
-            float most[TOGETHER], total[TOGETHER];
-            const float *slopes = a->slopes ? a->slopes + head : 0;
-            over(a, a->pages + row * a->table_row, from, slopes, kv_head, position, begin, end, sums, most, total, (int)wide);
-            for (int64_t h = 0; h < wide; h++) {
-                const int64_t place = (number * a->heads + head + h) * spans + span;
-                memcpy(work->partial.sums + place * a->value_dim, sums + h * a->value_dim, (size_t)a->value_dim * sizeof *sums);
-                work->partial.most[place] = most[h];
-                work->partial.total[place] = total[h];
-            }
-        }
+    const int64_t kv_head = item % a->kv_heads, span = item / a->kv_heads % work->spans, number = item / a->kv_heads / work->spans;
+    int64_t token;
+    const int64_t row = row_of(a, number, &token), position = a->starts[row] + token;
+    const int64_t least = a->window && position >= a->window ? position - a->window + 1 : 0, begin = least + span * SPAN;
+    const int64_t left = a->kv_heads - kv_head;
+    return (struct piece){
+        .pages = a->pages + row * a->table_row,
+        .query = a->query + (a->firsts[row] + token) * a->q_token,
+        .position = position,
+        .begin = begin,
+        .end = position + 1 < begin + SPAN ? position + 1 : begin + SPAN,
+        .place = (number * work->spans + span) * a->heads,
+        .kv_head = kv_head,
+        .heads = left < last - item ? left : last - item,
+    };
+}
+
+static void attend_items(const struct attending *work, int64_t first, int64_t last, piece_fn over)
+{
+    struct piece piece = piece_at(work, first, last);
+    for (int64_t item = first; item < last;) {
+        item += piece.heads;
+        const struct piece coming = piece_at(work, item < last ? item : first, last);
+        over(work, &piece, item < last ? &coming : 0);
+        piece = coming;
     }
 }
 
@@ -193,21 +227,22 @@ ALONE void merge_items(const struct attending *work, int64_t first, int64_t last
     const int64_t spans = work->spans;
     float sums[MOST_DIM];
     for (int64_t item = first; item < last; item++) {
-        const float *most = work->partial.most + item * spans, *totals = work->partial.total + item * spans;
-        const int64_t head = item % a->heads;
+        const int64_t head = item % a->heads, number = item / a->heads, first_place = number * spans * a->heads + head;
+        const float *most = work->partial.most + first_place, *totals = work->partial.total + first_place;
         int64_t token;
-        const int64_t row = row_of(a, item / a->heads, &token);
+        const int64_t row = row_of(a, number, &token);
         uint16_t *out = a->out + (a->firsts[row] + token) * a->o_token + head * a->o_head;
         float higher = a->sinks ? a->sinks[head] : -1e30f, total;
         for (int64_t s = 0; s < spans; s++)
-            higher = most[s] > higher ? most[s] : higher;
+            higher = most[s * a->heads] > higher ? most[s * a->heads] : higher;
         total = a->sinks ? exp_of(a->sinks[head] - higher) : 0;
         memset(sums, 0, sizeof sums);
         for (int64_t s = 0; s < spans; s++) {
-            const float weight = exp_of(most[s] - higher), *from = work->partial.sums + (item * spans + s) * a->value_dim;
-            if (totals[s] == 0) /* behind the last key */
+            const float weight = exp_of(most[s * a->heads] - higher);
+            const float *from = work->partial.sums + (first_place + s * a->heads) * a->value_dim;
+            if (totals[s * a->heads] == 0) /* behind the last key */
                 continue;
-            total += totals[s] * weight;
+            total += totals[s * a->heads] * weight;
             for (int64_t d = 0; d < a->value_dim; d++)
                 sums[d] += from[d] * weight;
         }
@@ -216,16 +251,16 @@ ALONE void merge_items(const struct attending *work, int64_t first, int64_t last
     }
 }
 
-#define ATTEND(name, target, over)                                                                                                   \
-    target static void attend_##name(const void *work, int64_t first, int64_t last) { attend_items(work, first, last, over); }
+#define ATTEND(name, over)                                                                                                           \
+    static void attend_##name(const void *work, int64_t first, int64_t last) { attend_items(work, first, last, over); }
 #define MERGE(name, target)                                                                                                          \
     target static void merge_##name(const void *work, int64_t first, int64_t last) { merge_items(work, first, last); }
-ATTEND(portable, , over_keys_plain)
+ATTEND(portable, piece_portable)
 MERGE(portable, )
 #ifdef HAS_X86
-ATTEND(avx2, FOR_AVX2, over_keys_plain)
-ATTEND(avx512, FOR_AVX512, keys_avx512)
-ATTEND(bf16, FOR_AVX512_BF16, keys_bf16)
+ATTEND(avx2, piece_avx2)
+ATTEND(avx512, piece_avx512)
+ATTEND(bf16, piece_bf16)
 MERGE(avx2, FOR_AVX2)
 MERGE(avx512, FOR_AVX512)
 #endif

@@ -41,117 +41,201 @@ FOR_AVX512 ALONE __m512 widened(const uint16_t *from)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16));
 }
 
-/* sums [wide][value_dim] from column d on, `lanes` times sixteen of them: shrunk, and each key's values times its weight. */
-FOR_AVX512 ALONE void add_values(const struct attend *a, const uint16_t *const *values, int64_t count, const float (*weights)[CHUNK],
-                                 const float *shrunk, float *sums, int64_t d, const int wide, const int lanes)
+/* sums of sixteen columns from d on, the next head's `apart` further: shrunk, and each key's values times its weight. A line of each coming
+ * row is fetched meanwhile. */
+FOR_AVX512 ALONE void add_sixteen(const uint16_t *const *values, int64_t head, int64_t count, const float (*weights)[CHUNK],
+                                  const float *shrunk, float *sums, int64_t apart, int64_t d, const uint16_t *const *coming, const int wide)
 {
-    __m512 found[TOGETHER][2];
-    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
-        _Pragma("GCC unroll 2") for (int i = 0; i < lanes; i++) found[h][i] =
-            _mm512_mul_ps(_mm512_loadu_ps(sums + h * a->value_dim + d + i * LANES), _mm512_set1_ps(shrunk[h]));
-    for (int64_t j = 0; j < count; j++)
-        _Pragma("GCC unroll 2") for (int i = 0; i < lanes; i++)
-        {
-            const __m512 row = widened(values[j] + d + i * LANES);
-            _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) found[h][i] =
-                _mm512_fmadd_ps(row, _mm512_set1_ps(weights[h][j]), found[h][i]);
-        }
-    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
-        _Pragma("GCC unroll 2") for (int i = 0; i < lanes; i++) _mm512_storeu_ps(sums + h * a->value_dim + d + i * LANES, found[h][i]);
+    __m512 found[TOGETHER];
+    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) found[h] =
+        _mm512_mul_ps(_mm512_loadu_ps(sums + h * apart + d), _mm512_set1_ps(shrunk[h]));
+    for (int64_t j = 0; j < count; j++) {
+        const __m512 row = widened(values[j] + head + d);
+        if (coming)
+            _mm_prefetch((const char *)(coming[j] + d), _MM_HINT_T1);
+        _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) found[h] = _mm512_fmadd_ps(row, _mm512_set1_ps(weights[h][j]), found[h]);
+    }
+    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) _mm512_storeu_ps(sums + h * apart + d, found[h]);
 }
 
-/* Where keys and values [base, base + CHUNK) of one row lie; behind the last one it stands again. */
-ALONE void find_chunk(const struct attend *a, const int64_t *pages, int64_t kv_head, int64_t base, int64_t end, const uint16_t **keys,
-                      const uint16_t **values)
+/* The same of 32 columns, which take two operations to widen, the even ones and the odd ones apart. */
+FOR_AVX512 ALONE void add_values(const uint16_t *const *values, int64_t head, int64_t count, const float (*weights)[CHUNK],
+                                 const float *shrunk, float *sums, int64_t apart, int64_t d, const uint16_t *const *coming, const int wide)
+{
+    const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30), one = _mm512_set1_epi32(1);
+    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23), upper = _mm512_set1_epi32((int)0xffff0000u);
+    __m512 even[TOGETHER], odd[TOGETHER];
+    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
+    {
+        const __m512 by = _mm512_set1_ps(shrunk[h]), low = _mm512_loadu_ps(sums + h * apart + d);
+        const __m512 high = _mm512_loadu_ps(sums + h * apart + d + LANES);
+        even[h] = _mm512_mul_ps(_mm512_permutex2var_ps(low, evens, high), by);
+        odd[h] = _mm512_mul_ps(_mm512_permutex2var_ps(low, _mm512_add_epi32(evens, one), high), by);
+    }
+    for (int64_t j = 0; j < count; j++) {
+        const __m512i row = _mm512_loadu_si512(values[j] + head + d);
+        const __m512 two = _mm512_castsi512_ps(_mm512_slli_epi32(row, 16)), other = _mm512_castsi512_ps(_mm512_and_si512(row, upper));
+        if (coming)
+            _mm_prefetch((const char *)(coming[j] + d), _MM_HINT_T1);
+        _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
+        {
+            const __m512 weight = _mm512_set1_ps(weights[h][j]);
+            even[h] = _mm512_fmadd_ps(two, weight, even[h]);
+            odd[h] = _mm512_fmadd_ps(other, weight, odd[h]);
+        }
+    }
+    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
+    {
+        _mm512_storeu_ps(sums + h * apart + d, _mm512_permutex2var_ps(even[h], first, odd[h]));
+        _mm512_storeu_ps(sums + h * apart + d + LANES,
+                         _mm512_permutex2var_ps(even[h], _mm512_add_epi32(first, _mm512_set1_epi32(8)), odd[h]));
+    }
+}
+
+/* Where keys and values [base, base + CHUNK) of a piece lie, of its first head; behind the last one it stands again. */
+struct chunk {
+    const uint16_t *keys[CHUNK], *values[CHUNK];
+};
+
+static inline void find_chunk(const struct attend *a, const struct piece *piece, int64_t base, struct chunk *found)
 {
     for (int64_t j = 0; j < CHUNK; j++) {
-        const int64_t key = base + j < end ? base + j : end - 1, slot = pages[key / a->page_tokens] * a->page_tokens + key % a->page_tokens;
-        keys[j] = a->keys + slot * a->k_token + kv_head * a->k_head;
-        values[j] = a->values + slot * a->v_token + kv_head * a->v_head;
+        const int64_t key = base + j < piece->end ? base + j : piece->end - 1;
+        const int64_t slot = piece->pages[key / a->page_tokens] * a->page_tokens + key % a->page_tokens;
+        found->keys[j] = a->keys + slot * a->k_token + piece->kv_head * a->k_head;
+        found->values[j] = a->values + slot * a->v_token + piece->kv_head * a->v_head;
     }
 }
 
-/* As over_keys of attend.c, with queries as they lie. The coming chunk is on its way meanwhile. */
+/* What of a coming chunk is fetched while head `turn` of `turns` is computed: its share, in the order of memory. */
+static inline void share_chunk(const struct attend *a, const struct chunk *chunk, int64_t heads, int64_t turn, int64_t turns,
+                               struct chunk *share)
+{
+    const int64_t all = CHUNK * heads, most = (all + turns - 1) / turns;
+    int64_t at = turn * most, j = at / heads, head = at % heads;
+    for (int64_t i = 0; i < CHUNK; i++, at++) {
+        const int none = i >= most || at >= all;
+        share->keys[i] = none ? chunk->keys[CHUNK - 1] : chunk->keys[j] + head * a->k_head;
+        share->values[i] = none ? chunk->values[CHUNK - 1] : chunk->values[j] + head * a->v_head;
+        if (!none && ++head == heads)
+            head = 0, j++;
+    }
+}
+
+/* As over_keys of attend.c, one chunk after the other and in each all heads, with queries as they lie.
+ *
+ * name_keys: products of four keys and `wide` query heads, from column d on, are added to found [wide][4].
+ * name_wide: `wide` query heads from `head` on, of K head `own` of the piece, over the chunk at `base`. coming: NULL, or what is on its way
+ * meanwhile. */
 #define KEYS_512(name, target, both)                                                                                                 \
-    target ALONE void name##_wide(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes,           \
-                                  int64_t kv_head, int64_t position, int64_t begin, int64_t end, float *sums, float *most,           \
-                                  float *total, const int wide)                                                                      \
+    target ALONE void name##_keys(const struct attend *a, const uint16_t *const *keys, int64_t own, const uint16_t *from, int64_t d, \
+                                  const uint16_t *const *coming, __m512 *found, const __mmask32 mask, const int wide)                \
     {                                                                                                                                \
-        float scores[TOGETHER][CHUNK], shrunk[TOGETHER], four[LANES];                                                                \
-        const uint16_t *keys[2][CHUNK], *values[2][CHUNK];                                                                           \
-        for (int h = 0; h < wide; h++)                                                                                               \
-            most[h] = -1e30f, total[h] = 0;                                                                                          \
-        memset(sums, 0, (size_t)(wide * a->value_dim) * sizeof *sums);                                                               \
-        if (begin < end)                                                                                                             \
-            find_chunk(a, pages, kv_head, begin, end, keys[0], values[0]);                                                           \
-        for (int64_t base = begin, now = 0; base < end; base += CHUNK, now = !now) {                                                 \
-            const int64_t count = end - base < CHUNK ? end - base : CHUNK, more = base + CHUNK < end;                                \
-            if (more)                                                                                                                \
-                find_chunk(a, pages, kv_head, base + CHUNK, end, keys[!now], values[!now]);                                          \
-            for (int64_t j = 0; j < count; j += 4) {                                                                                 \
-                __m512 found[4 * TOGETHER];                                                                                          \
-                _Pragma("GCC unroll 16") for (int i = 0; i < 4 * TOGETHER; i++) found[i] = _mm512_setzero_ps();                      \
-                for (int64_t d = 0; more && d < a->value_dim; d += 32)                                                               \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)                                                              \
-                        _mm_prefetch((const char *)(values[!now][j + i] + d), _MM_HINT_T1);                                          \
-                for (int64_t d = 0; d < a->key_dim; d += 32) {                                                                       \
-                    const __mmask32 mask = a->key_dim - d >= 32 ? 0xffffffffu : 0xffffu;                                             \
-                    __m512i row[4];                                                                                                  \
-                    _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)                                                              \
-                    {                                                                                                                \
-                        row[i] = _mm512_maskz_loadu_epi16(mask, keys[now][j + i] + d);                                               \
-                        if (more)                                                                                                    \
-                            _mm_prefetch((const char *)(keys[!now][j + i] + d), _MM_HINT_T1);                                        \
-                    }                                                                                                                \
-                    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)                                                           \
-                    {                                                                                                                \
-                        const __m512i x = _mm512_maskz_loadu_epi16(mask, from + h * a->q_head + d);                                  \
-                        _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) found[4 * h + i] = both(found[4 * h + i], row[i], x);    \
-                    }                                                                                                                \
-                }                                                                                                                    \
-                _mm512_storeu_ps(four, _mm512_mul_ps(sums_of(found), _mm512_set1_ps(a->scaling)));                                   \
-                for (int h = 0; h < wide; h++)                                                                                       \
-                    memcpy(scores[h] + j, four + 4 * h, 4 * sizeof *four);                                                           \
-            }                                                                                                                        \
-            for (int h = 0; h < wide; h++) {                                                                                         \
-                float *score = scores[h];                                                                                            \
-                const __mmask16 low = (__mmask16)(count >= 16 ? 0xffff : (1u << count) - 1);                                         \
-                const __mmask16 high = (__mmask16)(count <= 16 ? 0 : (1u << (count - 16)) - 1);                                      \
-                for (int64_t j = 0; a->softcap > 0 && j < count; j++)                                                                \
-                    score[j] = a->softcap * tanh_of(score[j] / a->softcap);                                                          \
-                for (int64_t j = 0; slopes && j < count; j++)                                                                        \
-                    score[j] += slopes[h] * (float)(base + j - position);                                                            \
-                const __m512 none = _mm512_set1_ps(-1e30f), first = _mm512_mask_loadu_ps(none, low, score);                          \
-                const __m512 second = _mm512_mask_loadu_ps(none, high, score + LANES);                                               \
-                const float most_here = _mm512_reduce_max_ps(_mm512_max_ps(first, second));                                          \
-                const float higher = most_here > most[h] ? most_here : most[h];                                                      \
-                const __m512 weight = _mm512_maskz_mov_ps(low, exp_512(_mm512_sub_ps(first, _mm512_set1_ps(higher))));               \
-                const __m512 other = _mm512_maskz_mov_ps(high, exp_512(_mm512_sub_ps(second, _mm512_set1_ps(higher))));              \
-                _mm512_storeu_ps(score, weight);                                                                                     \
-                _mm512_storeu_ps(score + LANES, other);                                                                              \
-                shrunk[h] = exp_of(most[h] - higher);                                                                                \
-                total[h] = total[h] * shrunk[h] + _mm512_reduce_add_ps(_mm512_add_ps(weight, other));                                \
-                most[h] = higher;                                                                                                    \
-            }                                                                                                                        \
-            int64_t d = 0;                                                                                                           \
-            for (; a->value_dim - d >= 2 * LANES; d += 2 * LANES)                                                                    \
-                add_values(a, values[now], count, (const float (*)[CHUNK])scores, shrunk, sums, d, wide, 2);                         \
-            if (d < a->value_dim)                                                                                                    \
-                add_values(a, values[now], count, (const float (*)[CHUNK])scores, shrunk, sums, d, wide, 1);                         \
+        __m512i row[4];                                                                                                              \
+        _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++)                                                                          \
+        {                                                                                                                            \
+            row[i] = _mm512_maskz_loadu_epi16(mask, keys[i] + own + d);                                                              \
+            if (coming)                                                                                                              \
+                _mm_prefetch((const char *)(coming[i] + d), _MM_HINT_T1);                                                            \
+        }                                                                                                                            \
+        _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)                                                                       \
+        {                                                                                                                            \
+            const __m512i x = _mm512_maskz_loadu_epi16(mask, from + h * a->q_head + d);                                              \
+            _Pragma("GCC unroll 4") for (int i = 0; i < 4; i++) found[4 * h + i] = both(found[4 * h + i], row[i], x);                \
         }                                                                                                                            \
     }                                                                                                                                \
-    target static void name(const struct attend *a, const int64_t *pages, const uint16_t *from, const float *slopes,                 \
-                            int64_t kv_head, int64_t position, int64_t begin, int64_t end, float *sums, float *most, float *total,   \
-                            int wide)                                                                                                \
+    target ALONE void name##_wide(const struct attending *work, const struct piece *piece, const struct chunk *chunk, int64_t base,  \
+                                  int64_t own, int64_t head, const struct chunk *coming, const int wide)                             \
     {                                                                                                                                \
-        switch (wide) {                                                                                                              \
-        case 1: name##_wide(a, pages, from, slopes, kv_head, position, begin, end, sums, most, total, 1); break;                     \
-        case 2: name##_wide(a, pages, from, slopes, kv_head, position, begin, end, sums, most, total, 2); break;                     \
-        case 3: name##_wide(a, pages, from, slopes, kv_head, position, begin, end, sums, most, total, 3); break;                     \
-        default: name##_wide(a, pages, from, slopes, kv_head, position, begin, end, sums, most, total, 4); break;                    \
+        const struct attend *a = work->a;                                                                                            \
+        const uint16_t *from = piece->query + head * a->q_head;                                                                      \
+        const float *slopes = a->slopes ? a->slopes + head : 0;                                                                      \
+        const int64_t place = piece->place + head, apart = a->value_dim, k_own = own * a->k_head;                                    \
+        const int64_t count = piece->end - base < CHUNK ? piece->end - base : CHUNK;                                                 \
+        float scores[TOGETHER][CHUNK], shrunk[TOGETHER], four[LANES];                                                                \
+        for (int64_t j = 0; j < count; j += 4) {                                                                                     \
+            __m512 found[4 * TOGETHER];                                                                                              \
+            _Pragma("GCC unroll 16") for (int i = 0; i < 4 * TOGETHER; i++) found[i] = _mm512_setzero_ps();                          \
+            int64_t d = 0;                                                                                                           \
+            for (; d + 32 <= a->key_dim; d += 32)                                                                                    \
+                name##_keys(a, chunk->keys + j, k_own, from, d, coming ? coming->keys + j : 0, found, 0xffffffffu, wide);            \
+            if (d < a->key_dim)                                                                                                      \
+                name##_keys(a, chunk->keys + j, k_own, from, d, coming ? coming->keys + j : 0, found, 0xffffu, wide);                \
+            _mm512_storeu_ps(four, _mm512_mul_ps(sums_of(found), _mm512_set1_ps(a->scaling)));                                       \
+            for (int h = 0; h < wide; h++)                                                                                           \
+                memcpy(scores[h] + j, four + 4 * h, 4 * sizeof *four);                                                               \
+        }                                                                                                                            \
+        for (int h = 0; h < wide; h++) {                                                                                             \
+            float *score = scores[h], *most = work->partial.most + place + h, *total = work->partial.total + place + h;              \
+            const __mmask16 low = (__mmask16)(count >= 16 ? 0xffff : (1u << count) - 1);                                             \
+            const __mmask16 high = (__mmask16)(count <= 16 ? 0 : (1u << (count - 16)) - 1);                                          \
+            for (int64_t j = 0; a->softcap > 0 && j < count; j++)                                                                    \
+                score[j] = a->softcap * tanh_of(score[j] / a->softcap);                                                              \
+            for (int64_t j = 0; slopes && j < count; j++)                                                                            \
+                score[j] += slopes[h] * (float)(base + j - piece->position);                                                         \
+            const __m512 none = _mm512_set1_ps(-1e30f), first = _mm512_mask_loadu_ps(none, low, score);                              \
+            const __m512 second = _mm512_mask_loadu_ps(none, high, score + LANES);                                                   \
+            const float most_here = _mm512_reduce_max_ps(_mm512_max_ps(first, second));                                              \
+            const float higher = most_here > *most ? most_here : *most;                                                              \
+            const __m512 weight = _mm512_maskz_mov_ps(low, exp_512(_mm512_sub_ps(first, _mm512_set1_ps(higher))));                   \
+            const __m512 other = _mm512_maskz_mov_ps(high, exp_512(_mm512_sub_ps(second, _mm512_set1_ps(higher))));                  \
+            _mm512_storeu_ps(score, weight);                                                                                         \
+            _mm512_storeu_ps(score + LANES, other);                                                                                  \
+            shrunk[h] = exp_of(*most - higher);                                                                                      \
+            *total = *total * shrunk[h] + _mm512_reduce_add_ps(_mm512_add_ps(weight, other));                                        \
+            *most = higher;                                                                                                          \
+        }                                                                                                                            \
+        float *sums = work->partial.sums + place * a->value_dim;                                                                     \
+        const uint16_t *const *rows = coming ? coming->values : 0;                                                                   \
+        const float(*weights)[CHUNK] = (const float(*)[CHUNK])scores;                                                                \
+        int64_t d = 0;                                                                                                               \
+        for (; d + 2 * LANES <= a->value_dim; d += 2 * LANES)                                                                        \
+            add_values(chunk->values, own * a->v_head, count, weights, shrunk, sums, apart, d, rows, wide);                          \
+        if (d < a->value_dim)                                                                                                        \
+            add_sixteen(chunk->values, own * a->v_head, count, weights, shrunk, sums, apart, d, rows, wide);                         \
+    }                                                                                                                                \
+    target static void name##_chunk(const struct attending *work, const struct piece *piece, const struct chunk *chunk, int64_t base, \
+                                    const struct chunk *next, int64_t next_heads)                                                    \
+    {                                                                                                                                \
+        const struct attend *a = work->a;                                                                                            \
+        const int64_t group = a->heads / a->kv_heads;                                                                                \
+        struct chunk share;                                                                                                          \
+        for (int64_t own = 0; own < piece->heads; own++) {                                                                           \
+            if (next)                                                                                                                \
+                share_chunk(a, next, next_heads, own, piece->heads, &share);                                                         \
+            for (int64_t g = 0; g < group; g += TOGETHER) {                                                                          \
+                const int64_t head = (piece->kv_head + own) * group + g;                                                             \
+                const struct chunk *coming = next && !g ? &share : 0;                                                                \
+                switch (group - g) {                                                                                                 \
+                case 1: name##_wide(work, piece, chunk, base, own, head, coming, 1); break;                                          \
+                case 2: name##_wide(work, piece, chunk, base, own, head, coming, 2); break;                                          \
+                case 3: name##_wide(work, piece, chunk, base, own, head, coming, 3); break;                                          \
+                default: name##_wide(work, piece, chunk, base, own, head, coming, 4); break;                                         \
+                }                                                                                                                    \
+            }                                                                                                                        \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    target static void name(const struct attending *work, const struct piece *piece, const struct piece *coming)                     \
+    {                                                                                                                                \
+        const struct attend *a = work->a;                                                                                            \
+        const int64_t group = a->heads / a->kv_heads;                                                                                \
+        struct chunk chunk[2];                                                                                                       \
+        for (int64_t head = piece->kv_head * group; head < (piece->kv_head + piece->heads) * group; head++) {                        \
+            const int64_t place = piece->place + head;                                                                               \
+            memset(work->partial.sums + place * a->value_dim, 0, (size_t)a->value_dim * sizeof(float));                              \
+            work->partial.most[place] = -1e30f;                                                                                      \
+            work->partial.total[place] = 0;                                                                                          \
+        }                                                                                                                            \
+        if (piece->begin < piece->end)                                                                                               \
+            find_chunk(a, piece, piece->begin, &chunk[0]);                                                                           \
+        for (int64_t base = piece->begin, now = 0; base < piece->end; base += CHUNK, now = !now) {                                   \
+            const struct piece *then = base + CHUNK < piece->end ? piece : coming && coming->begin < coming->end ? coming : 0;       \
+            if (then)                                                                                                                \
+                find_chunk(a, then, then == piece ? base + CHUNK : then->begin, &chunk[!now]);                                       \
+            name##_chunk(work, piece, &chunk[now], base, then ? &chunk[!now] : 0, then ? then->heads : 0);                           \
         }                                                                                                                            \
     }
-KEYS_512(keys_avx512, FOR_AVX512, both_avx512)
-KEYS_512(keys_bf16, FOR_AVX512_BF16, both_dot)
+KEYS_512(piece_avx512, FOR_AVX512, both_avx512)
+KEYS_512(piece_bf16, FOR_AVX512_BF16, both_dot)
 
 #endif
