@@ -48,35 +48,41 @@ class Rates:
         return max(sum(self.beside[format]), sum(self.read_beside), self.cpu_gbps[format], self.read_gbps)
 
 
+ASKING = 2
+"""Threads that ask for products: while one waits the next product is posted already. A call from Python takes as long as a tenth of a matrix
+in 4 bits, which a step's units do not wait for: the card asks for them, and what that takes is ``hop_s``."""
+
+
 class Busy:
-    """``acts``, each of which reads ``nbytes``, are done in turns, over and over, by a thread while the ``with`` block runs."""
+    """``acts``, each of which reads ``nbytes``, are done in turns, over and over, while the ``with`` block runs; the next one is asked for
+    before one has ended."""
 
     def __init__(self, acts: Sequence[Callable[[], None]], nbytes: int):
-        self._acts, self._nbytes = acts, nbytes
+        self._turn, self._nbytes = cycle(acts), nbytes
         self._stop = threading.Event()
         self._done: list[float] = []
-        self._thread = threading.Thread(target=self._do)
+        self._threads = [threading.Thread(target=self._do) for _ in range(ASKING)]
 
     def __enter__(self) -> Busy:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def going(self) -> bool:
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
     def gbps_within(self, start: float, end: float) -> float:
         """GB/s between two readings of ``time.perf_counter``."""
         return sum(start < at <= end for at in self._done) * self._nbytes / GB / (end - start)
 
     def _do(self) -> None:
-        for act in cycle(self._acts):
-            if self._stop.is_set():
-                return
-            act()
+        while not self._stop.is_set():
+            next(self._turn)()
             self._done.append(time.perf_counter())
 
 
