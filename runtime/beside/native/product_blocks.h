@@ -204,10 +204,10 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
     FOR_AVX512 static __attribute__((noinline)) void name##_turned(const struct matrix *m, int64_t first, int64_t last,              \
                                                                    const struct inputs *in, float *y, int64_t stride)                \
     {                                                                                                                                \
-        const int64_t count = order == BY_TURNS ? in->rows * m->columns : 0;                                                         \
+        const int64_t count = order == BY_TURNS && !in->turned ? in->rows * m->columns : 0;                                          \
         uint16_t x[count + TILE] __attribute__((aligned(64)));                                                                       \
         put_in_turns(in->xb, count, x);                                                                                              \
-        name##_few(m, first, last, order == BY_TURNS ? x : in->xb, in->rows, y, stride);                                             \
+        name##_few(m, first, last, order != BY_TURNS ? in->xb : in->turned ? in->turned : x, in->rows, y, stride);                   \
     }                                                                                                                                \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,                     \
                                     int64_t stride)                                                                                  \

@@ -44,11 +44,11 @@ struct matrix {
 enum { TILE_ROWS = 16, TILES_FROM = 5, AWQ_ROWS = 64 };
 
 /* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
- * up][16][2] BF16, zeros where no row or column is. */
+ * up][16][2] BF16, zeros where no row or column is. turned: NULL, or xb in the order of product_blocks.h. */
 struct inputs {
     int64_t rows, columns;
     const float *x;
-    const uint16_t *xb, *pairs;
+    const uint16_t *xb, *pairs, *turned;
 };
 
 /* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of rows_at_once. */

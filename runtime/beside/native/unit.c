@@ -93,7 +93,7 @@ static void take_inputs(const void *given, int64_t first, int64_t last)
 static struct inputs first_inputs(const struct work *work)
 {
     const struct inputs in = {
-        work->rows, inputs_of(work->unit), work->scratch->x, work->x, wants_pairs(work) ? work->scratch->x_pairs : 0,
+        work->rows, inputs_of(work->unit), work->scratch->x, work->x, wants_pairs(work) ? work->scratch->x_pairs : 0, 0,
     };
     return in;
 }
@@ -212,7 +212,7 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
     const struct scratch *scratch = work->scratch;
     const int64_t outputs = unit->down.rows;
     const struct inputs after = {
-        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0,
+        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0, 0,
     };
     const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
     product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
