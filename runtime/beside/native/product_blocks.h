@@ -10,6 +10,9 @@
 /* Columns decoded at once, in registers of 32. */
 enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
 
+/* Columns from a block to the one that is fetched meanwhile, where one row follows the other. */
+enum { FAR = 8192 };
+
 /* The order in which `block` gives 32 columns, by fours. Codes of 16 bytes stand in all quarters of a register, and each four columns are cut
  * from one of its two words of 64 bits, the first or the second by turns: so no code crosses a lane. Inputs are brought into the same order
  * once, sums back from it at a row's end, so that they are those of the columns' own order to the bit. */
@@ -101,8 +104,8 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
  *
  *     struct state                                    what is known of one row
  *     open(state *, m, row)
- *     block(state *, column, __m512i w[4], n, native) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
- *                                                     the end */
+ *     block(state *, column, __m512i w[4], n, native, far) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
+ *                                                     the end; what lies far columns on is fetched */
 #define BLOCKS_AT(name, native, level, order, state, open, block, decode)                                                                   \
     FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
@@ -117,12 +120,12 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             int64_t k = 0;                                                                                                           \
             open(&row, m, o);                                                                                                        \
             for (; k + BLOCK <= columns; k += BLOCK, out += BLOCK) {                                                                 \
-                block(&row, k, w, 4, native);                                                                                        \
+                block(&row, k, w, 4, native, FAR);                                                                                   \
                 _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, order == BY_TURNS ? from_turns(w[t]) : w[t]);                       \
             }                                                                                                                        \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
             if (tiles)                                                                                                               \
-                block(&row, k, w, tiles, native);                                                                                    \
+                block(&row, k, w, tiles, native, FAR);                                                                               \
             for (int t = 0; t < tiles; t++, out += TILE)                                                                             \
                 _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                                                                      \
         }                                                                                                                            \
@@ -133,6 +136,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
         struct state rows[4];                                                                                                        \
+        const int64_t far = high > 1 ? high * columns : FAR; /* so many rows are read side by side */                                \
         __m512 sums[4][MOST_WIDE];                                                                                                   \
         int64_t k = 0;                                                                                                               \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
@@ -144,7 +148,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                   \
             {                                                                                                                        \
                 __m512i w[4];                                                                                                        \
-                block(&rows[i], k, w, 4, native);                                                                                    \
+                block(&rows[i], k, w, 4, native, far);                                                                               \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                     _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[i][r] =                                                 \
                         and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                      \
@@ -152,7 +156,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
         for (int i = 0; k < columns && i < high; i++) {                                                                              \
             __m512i w[4];                                                                                                            \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
-            block(&rows[i], k, w, tiles, native);                                                                                    \
+            block(&rows[i], k, w, tiles, native, far);                                                                               \
             for (int r = 0; r < wide; r++)                                                                                           \
                 for (int t = 0; t < tiles; t++)                                                                                      \
                     sums[i][r] = and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                             \
@@ -169,13 +173,13 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
         int64_t k = 0;                                                                                                               \
         open(&row, m, o);                                                                                                            \
         for (; k + BLOCK <= columns; k += BLOCK) {                                                                                   \
-            block(&row, k, w, 4, native);                                                                                            \
+            block(&row, k, w, 4, native, FAR);                                                                                       \
             _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[t] =                                                            \
                 and_pairs(sums[t], w[t], x + k + TILE * t, native);                                                                  \
         }                                                                                                                            \
         const int tiles = (int)((columns - k) / TILE);                                                                               \
         if (tiles)                                                                                                                   \
-            block(&row, k, w, tiles, native);                                                                                        \
+            block(&row, k, w, tiles, native, FAR);                                                                                   \
         for (int t = 0; t < tiles; t++)                                                                                              \
             sums[0] = and_pairs(sums[0], w[t], x + k + TILE * t, native);                                                            \
         return sum_from(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])), order);                \

@@ -86,11 +86,11 @@ FOR_AVX512 static __attribute__((noinline)) void put_none(__mmask64 none, __m512
         w[half] = _mm512_mask_mov_epi16(w[half], (__mmask32)(none >> 32 * half), _mm512_set1_epi16(0x7fc0));
 }
 
-FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *numbers = row->at.numbers + column;
     float scale;
-    fetch(numbers, 2);
+    fetch(numbers, far, 2);
     for (int t = 0; t < tiles; t++) {
         if (next_fp8_scale(&row->at, &scale))
             row->scale = _mm512_set1_ps(scale);
@@ -140,7 +140,7 @@ FOR_AVX2 ALONE void block_fp8_avx2(struct fp8_row_avx2 *row, int64_t column, __m
     float scale;
     const __m256i size = _mm256_and_si256(_mm256_loadu_si256((const __m256i *)numbers), _mm256_set1_epi8(127));
     const int none = _mm256_movemask_epi8(_mm256_cmpeq_epi8(size, _mm256_set1_epi8(127)));
-    fetch(numbers, 1);
+    fetch(numbers, AHEAD, 1);
     if (next_fp8_scale(&row->at, &scale))
         row->scale = _mm256_set1_ps(scale);
     for (int t = 0; t < 2; t++) {

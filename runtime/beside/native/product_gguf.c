@@ -20,11 +20,11 @@ FOR_AVX512 ALONE __m512 half_of(const uint8_t *bytes)
     return _mm512_cvtph_ps(_mm256_set1_epi16((short)bits));
 }
 
-FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
-    fetch(block, 2);
+    fetch(block, far / SMALL * BYTES_Q4_0, 2);
     for (int t = 0; t < tiles; t++, block += BYTES_Q4_0) {
         __m512i table = table_of_16(_mm512_mul_ps(numbers, half_of(block)), native);
         __m256i both = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(block + 2)));
@@ -33,10 +33,10 @@ FOR_AVX512 ALONE void block_q4_0(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
-FOR_AVX512 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_q8_0(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q8_0;
-    fetch(block, 3);
+    fetch(block, far / SMALL * BYTES_Q8_0, 3);
     for (int t = 0; t < tiles; t++, block += BYTES_Q8_0) {
         const __m512 scale = half_of(block);
         __m512 a = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(block + 2))));
@@ -65,13 +65,13 @@ FOR_AVX512 ALONE __m512 weights_of(const float *factors, int g, float begin)
     return _mm512_sub_ps(products, _mm512_set1_ps(factors[8 + g]));
 }
 
-FOR_AVX512 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q4_K;
     const int half = column % LARGE / BLOCK;
     const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_set1_epi16(16);
     (void)tiles; /* always 4 */
-    fetch(block + half * 72, 2);
+    fetch(block + half * 72, far / LARGE * BYTES_Q4_K, 2);
     if (!half)
         six_bits(block, row->factors);
     for (int pair = 0; pair < 2; pair++) {
@@ -83,13 +83,13 @@ FOR_AVX512 ALONE void block_q4_k(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
-FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q5_K;
     const int half = column % LARGE / BLOCK;
     const __m512i nibble = _mm512_set1_epi16(15);
     (void)tiles; /* always 4 */
-    fetch(block + half * 88, 2);
+    fetch(block + half * 88, far / LARGE * BYTES_Q5_K, 2);
     if (!half)
         six_bits(block, row->factors);
     /* the fifth bit of group 4 * half at its place, of each next one a place higher */
@@ -108,14 +108,14 @@ FOR_AVX512 ALONE void block_q5_k(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
-FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q6_K;
     const int half = column % LARGE / BLOCK;
     const __m256i nibble = _mm256_set1_epi8(15), top = _mm256_set1_epi8(48), middle = _mm256_set1_epi8(32);
     const __m512 scale = half_of(block + 208);
     (void)tiles; /* always 4 */
-    fetch(block + half * 105, 2);
+    fetch(block + half * 105, far / LARGE * BYTES_Q6_K, 2);
     __m256i high = _mm256_loadu_si256((const __m256i *)(block + 128 + 32 * half));
     for (int t = 0; t < 4; t++) {
         __m256i low = _mm256_loadu_si256((const __m256i *)(block + 64 * half + t % 2 * 32));

@@ -38,7 +38,7 @@ FOR_AVX2 ALONE void scaled(__m256 *w, float scale)
 FOR_AVX2 ALONE void block_q4_0_avx2(struct gguf_row *row, int64_t column, __m256 *w)
 {
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
-    fetch(block, 1);
+    fetch(block, AHEAD, 1);
     from_bytes(_mm256_sub_epi8(halves_in_order(block + 2), _mm256_set1_epi8(8)), w);
     scaled(w, half_of(block));
 }
@@ -46,7 +46,7 @@ FOR_AVX2 ALONE void block_q4_0_avx2(struct gguf_row *row, int64_t column, __m256
 FOR_AVX2 ALONE void block_q8_0_avx2(struct gguf_row *row, int64_t column, __m256 *w)
 {
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q8_0;
-    fetch(block, 1);
+    fetch(block, AHEAD, 1);
     from_bytes(in_order(bytes_at(block + 2)), w);
     scaled(w, half_of(block));
 }
@@ -57,7 +57,7 @@ FOR_AVX2 ALONE void block_q4_k_avx2(struct gguf_row *row, int64_t column, __m256
     const __m256 first = _mm256_setr_ps(0, 1, 2, 3, 4, 5, 6, 7), eight = _mm256_set1_ps(8);
     if (!g) {
         six_bits(block, row->factors);
-        fetch(block, 3);
+        fetch(block, AHEAD, 3);
     }
     const __m256 by = _mm256_set1_ps(row->factors[g]), less = _mm256_set1_ps(row->factors[8 + g]);
     const struct table_avx2 table = table_of(_mm256_sub_ps(_mm256_mul_ps(first, by), less),
@@ -71,7 +71,7 @@ FOR_AVX2 ALONE void block_q5_k_avx2(struct gguf_row *row, int64_t column, __m256
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q5_K, g = (uint8_t)(column % LARGE / SMALL);
     if (!g) {
         six_bits(block, row->factors);
-        fetch(block, 3);
+        fetch(block, AHEAD, 3);
     }
     const __m256i both = bytes_at(block + 48 + 32 * (g / 2)), bit = _mm256_set1_epi8((char)(1 << g));
     const __m256i low = _mm256_and_si256(g % 2 ? _mm256_srli_epi16(both, 4) : both, _mm256_set1_epi8(15));
@@ -91,7 +91,7 @@ FOR_AVX2 ALONE void block_q6_k_avx2(struct gguf_row *row, int64_t column, __m256
     const __m256i low = bytes_at(block + 64 * half + t % 2 * 32), high = bytes_at(block + 128 + 32 * half);
     const __m256i four = _mm256_and_si256(t < 2 ? low : _mm256_srli_epi16(low, 4), _mm256_set1_epi8(15));
     const __m256i two = _mm256_and_si256(_mm256_srl_epi16(high, _mm_cvtsi32_si128(2 * t)), _mm256_set1_epi8(3));
-    fetch(block + LINE_BYTES * t, 1);
+    fetch(block + LINE_BYTES * t, AHEAD, 1);
     from_bytes(in_order(_mm256_sub_epi8(_mm256_or_si256(four, _mm256_slli_epi16(two, 4)), _mm256_set1_epi8(32))), w);
     for (int i = 0; i < 4; i++)
         w[i] = rounded_avx2(_mm256_mul_ps(w[i], _mm256_set1_ps(scale * (float)scales[i / 2])));

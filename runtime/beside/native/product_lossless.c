@@ -66,13 +66,13 @@ FOR_AVX512 static __attribute__((noinline)) void put_escapes(struct lossless_row
         w[t] = _mm512_load_si512(numbers + TILE * t);
 }
 
-FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     const uint8_t *low = row->low + column, *codes = row->codes + column / 2;
     (void)tiles, (void)native; /* always 4; nothing is rounded */
-    fetch(low, 2);
-    fetch(codes, 1);
+    fetch(low, far, 2);
+    fetch(codes, far / 2, 1);
     for (int half = 0; half < 2; half++) {
         /* a number's code in the lowest four bits of a word; the table has all 16 twice, so a fifth bit says nothing */
         __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(codes + 32 * half)));

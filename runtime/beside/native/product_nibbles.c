@@ -84,13 +84,13 @@ FOR_AVX512 ALONE __m512i mxfp4_table(__m512i plain, uint8_t scale, const int nat
     return _mm512_mask_add_epi16(plain, NO_ZEROS | (__mmask32)NO_ZEROS << 16, plain, _mm512_set1_epi16((short)((scale - 127) * 128)));
 }
 
-FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512i plain = _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000,
                                                                    (short)0xbf00, (short)0xbf80, (short)0xbfc0, (short)0xc000,
                                                                    (short)0xc040, (short)0xc080, (short)0xc0c0));
     const uint8_t *codes = row->codes + column / 2, *scales = row->scales + column / GROUP;
-    fetch(codes, 1);
+    fetch(codes, far / 2, 1);
     for (int t = 0; t < tiles; t++)
         w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), mxfp4_table(plain, scales[t], native));
 }
@@ -101,7 +101,7 @@ BLOCKS(mxfp4, BY_TURNS, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
 FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
 {
     const struct table_avx2 table = {_mm256_setr_epi8(E2M1_LOWER, E2M1_LOWER), _mm256_setr_epi8(E2M1_UPPER, E2M1_UPPER)};
-    fetch(codes, 1);
+    fetch(codes, AHEAD, 1);
     from_table(neighbours_in_order(codes), &table, w);
 }
 
@@ -130,7 +130,7 @@ FOR_AVX2 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, in
     row->divides = m->part[3] != NULL;
 }
 
-FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
     const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_setr_epi64(0, 0x0010001000100010, 0, 0x0010001000100010, 0, 0x0010001000100010,
@@ -146,7 +146,7 @@ FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i
     found = row->divides ? _mm256_div_ps(found, _mm256_set1_ps(row->factor)) : _mm256_mul_ps(found, _mm256_set1_ps(row->factor));
     _mm256_storeu_ps(scales, _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(none))));
     FROM_MEMORY(scales, BLOCK / SMALL_GROUP);
-    fetch(codes, 1);
+    fetch(codes, far / 2, 1);
     for (int t = 0; t < tiles; t++) {
         const __m512 first = _mm512_mul_ps(numbers, _mm512_set1_ps(scales[2 * t]));
         const __m512 second = _mm512_mul_ps(numbers, _mm512_set1_ps(scales[2 * t + 1]));

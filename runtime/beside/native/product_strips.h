@@ -8,14 +8,14 @@
 /* Tiles want 16 rows at once; with fewer a strip stays in the first cache. A strip lies on the stack. */
 enum { STRIP_ROWS = 4, MOST_COLUMNS = 1 << 16, LINE_BYTES = 64 };
 
-/* What a stream of stored bytes reads AHEAD bytes later is on its way into the second cache meanwhile: as many lines at once as a core may
+/* What a stream of stored bytes reads `ahead` bytes later is on its way into the second cache meanwhile: as many lines at once as a core may
  * ask for. The first cache has room for fewer that are on their way, 16 of an Intel core, which is 7 GB/s; it gets them from the second. */
 enum { AHEAD = 4096, NEAR = 512 };
 
-ALONE void fetch(const uint8_t *at, const int lines)
+ALONE void fetch(const uint8_t *at, const int64_t ahead, const int lines)
 {
     for (int line = 0; line < lines; line++) {
-        __builtin_prefetch(at + AHEAD + LINE_BYTES * line, 0, 2);
+        __builtin_prefetch(at + ahead + LINE_BYTES * line, 0, 2);
         __builtin_prefetch(at + NEAR + LINE_BYTES * line, 0, 3);
     }
 }

@@ -118,10 +118,10 @@ FOR_AVX512 ALONE void next_table(struct whole_row *row, const int native)
     }
 }
 
-FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const uint8_t *codes = row->at.codes + column / 2;
-    fetch(codes, 1);
+    fetch(codes, far / 2, 1);
     if (!row->at.left && row->at.group >= BLOCK)
         next_table(row, native), row->at.left += TILE;
     if (__builtin_expect(row->at.left >= BLOCK && tiles == 4, 1)) { /* one table for all */
@@ -136,10 +136,10 @@ FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i 
     }
 }
 
-FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native)
+FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native, const int64_t far)
 {
     const uint8_t *codes = row->at.codes + column;
-    fetch(codes, 2);
+    fetch(codes, far, 2);
     for (int t = 0; t < tiles; t++) {
         float scale, zero;
         if (next_group(&row->at, &scale, &zero, 8, middle)) {
@@ -165,14 +165,14 @@ FOR_AVX512 ALONE void open_uint8(struct whole_row *row, const struct matrix *m, 
     open_wide(row, m, o, 8, 0);
 }
 
-FOR_AVX512 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_int8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
-    block_bytes(row, column, w, tiles, 0, native);
+    block_bytes(row, column, w, tiles, 0, native, far);
 }
 
-FOR_AVX512 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native)
+FOR_AVX512 ALONE void block_uint8(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
-    block_bytes(row, column, w, tiles, 128, native);
+    block_bytes(row, column, w, tiles, 128, native, far);
 }
 
 struct int4_row_avx2 {
@@ -201,7 +201,7 @@ FOR_AVX2 ALONE void block_int4_avx2(struct int4_row_avx2 *row, int64_t column, _
         __m256 second = _mm256_mul_ps(_mm256_sub_ps(_mm256_setr_ps(8, 9, 10, 11, 12, 13, 14, 15), less), by);
         row->table = table_of(as_scaled_avx2(&row->at, first), as_scaled_avx2(&row->at, second));
     }
-    fetch(codes, 1);
+    fetch(codes, AHEAD, 1);
     from_table(neighbours_in_order(codes), &row->table, w);
 }
 
@@ -214,7 +214,7 @@ FOR_AVX2 ALONE void block_bytes_avx2(struct bytes_row_avx2 *row, int64_t column,
 {
     const __m256i codes = _mm256_loadu_si256((const __m256i *)(row->at.codes + column));
     float scale, zero;
-    fetch(row->at.codes + column, 1);
+    fetch(row->at.codes + column, AHEAD, 1);
     if (next_group(&row->at, &scale, &zero, 8, middle)) {
         row->scale = _mm256_set1_ps(scale);
         row->zero = _mm256_set1_ps(zero - (float)middle);
