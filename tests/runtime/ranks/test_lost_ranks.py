@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.given.dealt import ExpertShare
+from penstock.planner.contract.plan.plan import Plan
 from tests.cli import HANGS_S, ROOT
 from tests.runtime.ranks.company import EVERY, dealt_plan
 from tests.runtime.running import desk
@@ -46,11 +49,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("how", "status", "said"), WAYS if EVERY else WAYS[:1])
-def test_all_end_when_one_is_lost(how: signal.Signals, status: int, said: str, tmp_path: Path) -> None:
-    checkpoint = save_tiny(tmp_path / "model", layers=12)
-    endless = dealt_plan(checkpoint, decisions(pages=4096, prefill_chunk_tokens=64), 2, new_tokens=60_000)
-    here = desk(tmp_path, endless)
+def lost(plan: Plan, directory: Path, begun: str, how: signal.Signals, which: int) -> tuple[int, str, list[int]]:
+    """Run ``plan``, and when it says ``begun`` do ``how`` to rank ``which`` -> the status, what was said, the processes of all ranks behind
+    the first one. Nothing of them is left."""
+    here = desk(directory, plan)
     run = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "run", f"plan={here.plan}", "verbose=true", f"out={here.out}"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
@@ -59,17 +61,46 @@ def test_all_end_when_one_is_lost(how: signal.Signals, status: int, said: str, t
         text=True,
     )
     try:
-        assert run.stdout is not None
+        assert run.stdout is not None and run.stderr is not None
         said_first = [line for line, _ in zip(run.stdout, range(60), strict=False)]
-        assert any("evict" in line for line in said_first), (said_first, run.stderr.read())
+        assert any(begun in line for line in said_first), (said_first, run.stderr.read())
         (watchdog,) = children(run.pid)
-        (rank,) = children(watchdog)
-        os.kill(run.pid if how is signal.SIGINT else rank, how)
+        ranks = by_rank(watchdog)
+        assert len(ranks) == plan.ranks.count - 1
+        os.kill(ranks[which - 1] if which else run.pid, how)
         _, err = run.communicate(timeout=HANGS_S)
     finally:
         run.kill()
-    assert (run.returncode, err) == (status, said.format(rank)), err[-3000:]
     until = time.monotonic() + HANGS_S
-    while (lives(rank) or lives(watchdog)) and time.monotonic() < until:
+    while any(map(lives, (*ranks, watchdog))) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not lives(rank) and not lives(watchdog)
+    assert not any(map(lives, (*ranks, watchdog)))
+    return run.returncode, err, ranks
+
+
+def by_rank(watchdog: int) -> list[int]:
+    """The processes that ``watchdog`` started, in the order of their ranks."""
+
+    def rank(process: int) -> int:
+        words = dict(word.split("=", 1) for word in Path(f"/proc/{process}/environ").read_text().split("\0") if "=" in word)
+        return int(words["RANK"])
+
+    return sorted(children(watchdog), key=rank)
+
+
+@pytest.mark.parametrize(("how", "status", "said"), WAYS if EVERY else WAYS[:1])
+def test_all_end_when_one_is_lost(how: signal.Signals, status: int, said: str, tmp_path: Path) -> None:
+    checkpoint = save_tiny(tmp_path / "model", layers=12)
+    endless = dealt_plan(checkpoint, decisions(pages=4096, prefill_chunk_tokens=64), 2, new_tokens=60_000)
+    found, err, ranks = lost(endless, tmp_path, "evict", how, 0 if how is signal.SIGINT else 1)
+    assert (found, err) == (status, said.format(ranks[0])), err[-3000:]
+
+
+@pytest.mark.parametrize(("how", "status", "said"), WAYS[:2] if EVERY else WAYS[:1])
+def test_all_end_when_one_is_lost_that_has_slices_of_experts(how: signal.Signals, status: int, said: str, tmp_path: Path) -> None:
+    """Of three ranks two wait for the one in every layer: its own rank for what it makes of the experts, the others for what it is told."""
+    checkpoint = save_tiny(tmp_path / "model", "mixtral", layers=18, intermediate_size=96)
+    made = decisions(pages=4096, prefill_chunk_tokens=64, experts=ExpertSlots(0, 72))
+    endless = dealt_plan(checkpoint, made, 3, share=ExpertShare.sliced, new_tokens=60_000)
+    found, err, ranks = lost(endless, tmp_path, "evict", how, 1)
+    assert (found, err) == (status, said.format(ranks[0])), err[-3000:]
