@@ -16,7 +16,7 @@ PLANNER = (
     "planner.contract.experts.policies", "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored",
     "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
-    "planner.asked", "planner.probe.between", "planner.probe", "planner.replay",
+    "planner.asked", "planner.probe.between", "planner.probe.watched", "planner.probe", "planner.replay",
     "planner.solver.terms", "planner.solver.drafts", "planner.solver",
     "planner.render", "planner.simulate", "planner.simulate.ranks", "planner.explain",
     "planner.export", "planner.report", "planner.doctor", "planner.verbs", "planner",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.prices.stages import FIXED
 from penstock.planner.probe.bus_rate import thread_counts
-from penstock.planner.probe.clocked import median_seconds
 from penstock.planner.probe.dram_rates import Arena
 from penstock.planner.probe.findings import CannotMeasure, Figure
+from penstock.planner.probe.watched.clocked import median_seconds
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB, align_down, show_bytes
-from penstock.planner.probe.clocked import median_seconds
 from penstock.planner.probe.findings import CannotMeasure, Figure
+from penstock.planner.probe.watched.clocked import median_seconds
 
 MADV_POPULATE_WRITE = 23
 """Linux 5.14: fault in a range for writing in one call. Python's mmap module does not name it."""

@@ -26,13 +26,17 @@ class Findings:
     """Figures by dotted path, and the origin of each."""
 
     def __init__(self, date: str) -> None:
-        self._date = date
+        self.date = date
         self._values: dict[str, Any] = {}
         self.origin: dict[str, str] = {}
 
     def add(self, figure: Figure) -> None:
         self._values[figure.path] = figure.value
-        self.origin[figure.path] = f"measured {self._date}: {figure.how}"
+        self.origin[figure.path] = f"measured {self.date}: {figure.how}"
+
+    def how(self, path: str) -> str:
+        """How ``path`` was measured; empty where it was not."""
+        return self.origin.get(path, "").partition(f"measured {self.date}: ")[2]
 
     def lack(self, paths: Iterable[str], why: str) -> None:
         """Record that ``paths`` could not be measured."""

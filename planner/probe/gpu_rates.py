@@ -38,6 +38,7 @@ LAUNCHED = 64
 """Kernels that are launched before the card is waited for: as many as a decoder layer or two has."""
 BUSY_CHUNK = 64 * 2**20
 """Copy size while the other direction or the bus is busy."""
+_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all cards
 
 
 def host_register() -> Lock:
@@ -47,7 +48,7 @@ def host_register() -> Lock:
     cudart = torch.cuda.cudart()
 
     def lock(address: int, nbytes: int) -> str | None:
-        code = int(cudart.cudaHostRegister(address, nbytes, 0))
+        code = int(cudart.cudaHostRegister(address, nbytes, _PORTABLE))
         return None if code == 0 else f"CUDA error {code}"
 
     def unlock(address: int, nbytes: int) -> None:
@@ -93,10 +94,30 @@ class Gpu:
 
     def alike(self) -> tuple[int, ...]:
         """Numbers of all cards of the same kind that CUDA shows, itself among them. Starts no other context."""
+        return self.kinds()[self.name]
+
+    def kinds(self) -> dict[str, tuple[int, ...]]:
+        """Name -> the numbers of all such cards that CUDA shows, in their order. Starts no other context."""
         import torch
 
-        found = (torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count()))
-        return tuple(index for index, card in enumerate(found) if card.name == self.name)
+        found: dict[str, tuple[int, ...]] = {}
+        for index in range(torch.cuda.device_count()):
+            name = torch.cuda.get_device_properties(index).name
+            found[name] = (*found.get(name, ()), index)
+        return found
+
+    def use(self) -> None:
+        """Measure on this card from now on; making another one changed that."""
+        import torch
+
+        torch.cuda.set_device(self.index)
+
+    def leave(self) -> None:
+        """Give back what measuring took of this card, which is in use."""
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
     @staticmethod
     def _ask_nvml() -> tuple[dict[str, NvmlGpu], str]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import datetime
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ProbeSettings
@@ -24,9 +23,9 @@ from penstock.planner.common.interrupt import import_torch, terminate_as_interru
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.config_schema import (
+    CardConfig,
     CpuConfig,
     DramConfig,
-    GpuConfig,
     HardwareConfig,
     HostConfig,
     LinksConfig,
@@ -34,13 +33,13 @@ from penstock.planner.contract.config.config_schema import (
 )
 from penstock.planner.probe.best_block import sweep, table
 from penstock.planner.probe.bus_rate import measure_bus
-from penstock.planner.probe.clocked import FULL, QUICK, Meter, Shares
+from penstock.planner.probe.card_figures import NO_ARENA, card_config, measure_card, peak_gbps
 from penstock.planner.probe.cpu_rates import measure_cpu
 from penstock.planner.probe.dram_rates import Arena, mlock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu, host_register
 from penstock.planner.probe.layer_launch import measure_launch
-from penstock.planner.probe.machine_load import Load, Watch
+from penstock.planner.probe.other_cards import OtherCard, measure_others
 from penstock.planner.probe.runtime_rates import (
     DECODERS,
     HOPS,
@@ -53,10 +52,11 @@ from penstock.planner.probe.runtime_rates import (
 )
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
+from penstock.planner.probe.watched.clocked import FULL, QUICK, Meter, Shares
+from penstock.planner.probe.watched.machine_load import Load, Watch
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""
-_LINK = ("gpu.h2d", "gpu.d2h")
 _DRAM = ("dram.pin_s_per_gb", "dram.copy_gbps", "dram.bus_gbps")
 _COUNTED = ("dram_bytes", "ssd_bytes", "vram_bytes", "cpu.cores", "cpu.threads", "gpu.name", "gpu.context_bytes")
 """Figures that no load changes."""
@@ -94,12 +94,12 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
         meter.say("loading torch, looking for a GPU")
         gpu = _open_gpu(settings.gpu, found)
         arena = _measure_dram(found, meter, shares, facts.plan_bytes, gpu, held)
-        _measure_compute(found, meter, shares, arena, gpu, held)
+        others = _measure_compute(found, meter, shares, arena, gpu, held)
         _measure_ssd(found, meter, shares, directory, arena)
         load = watch.load(os.cpu_count() or 1)
         if load.busy:
             found.mark("busy", [path for path in found.origin if path not in _COUNTED])
-        return Probed(_profile(settings.name, found, gpu), load)
+        return Probed(_profile(settings.name, found, gpu, others), load)
 
 
 def _open_gpu(index: int, found: Findings) -> Gpu | None:
@@ -139,15 +139,16 @@ def _measure_dram(found: Findings, meter: Meter, shares: Shares, plan_bytes: int
     return made[0] if made else None
 
 
-def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena | None, gpu: Gpu | None, held: ExitStack) -> None:
-    """The processor's rates, then the GPU's and its link's."""
-    no_arena = CannotMeasure("no DRAM mapping to measure on")
+def _measure_compute(
+    found: Findings, meter: Meter, shares: Shares, arena: Arena | None, gpu: Gpu | None, held: ExitStack
+) -> list[CardConfig]:
+    """The processor's rates, then the GPU's and its link's -> the cards that are unlike it."""
     device = gpu.device if gpu else "cpu"
     synchronize = gpu.synchronize if gpu else lambda: None
 
     def cpu() -> Iterator[Figure]:
         if arena is None:
-            raise no_arena
+            raise NO_ARENA
         held.enter_context(_threads_restored())
         yield from _with_torch(lambda: measure_cpu(arena, shares.cpu_s, last_level_cache_bytes()))
 
@@ -160,38 +161,49 @@ def _measure_compute(found: Findings, meter: Meter, shares: Shares, arena: Arena
         if shares.links_s and found.number("cpu.cores") > 1:
             meter.say("hops between two processes")
             found.attempt(HOPS, lambda: measure_hops(shares.links_s))
-        return
+        return []
     meter.say("GPU: link and compute")
-    found.attempt(("gpu.dense_tflops", "gpu.attention_tflops", "gpu.memory_gbps"), lambda: gpu.compute(shares.gpu_s))
-    found.attempt(("gpu.h2d_pageable_gbps",), lambda: gpu.pageable(shares.gpu_s))
+    measure_card(found, gpu, arena, shares.gpu_s)
     if arena is None:
-        found.lack((*_LINK, "gpu.h2d_with_d2h_gbps", "gpu.copy_s"), str(no_arena))
-        return
-    found.attempt(_LINK, lambda: gpu.link(arena, shares.gpu_s))
-    found.attempt(("gpu.h2d_with_d2h_gbps",), lambda: gpu.both_ways(arena, shares.gpu_s))
-    found.attempt(("gpu.copy_s",), lambda: gpu.issuing(arena, shares.gpu_s))
-    found.attempt(("gpu.name",), gpu.identity)
+        return []
     if shares.products_s:
         meter.say("CPU products beside the link")
         found.attempt(PRODUCTS, lambda: measure_products(shares.products_s, int(found.number("cpu.cores")), gpu.index))
-    _measure_links(found, meter, shares, gpu)
+    others = _measure_others(found, meter, shares, gpu, arena)
+    _measure_links(found, meter, shares, gpu, others)
+    return [other.config for other in others]
 
 
-def _measure_links(found: Findings, meter: Meter, shares: Shares, gpu: Gpu) -> None:
-    """Of all GPUs of a kind, where there are several: each alone, and all at once."""
-    gpus = gpu.alike()
-    if len(gpus) < 2:
+def _measure_others(found: Findings, meter: Meter, shares: Shares, gpu: Gpu, arena: Arena) -> list[OtherCard]:
+    """Cards that are unlike ``gpu``."""
+
+    def more(own: Findings, other: Gpu) -> None:
+        own.add(Figure("cpu.threads", int(found.number("cpu.threads")), "as beside the first GPU"))
+        _measure_decoders(own, meter, shares, other)
+
+    def opened(index: int) -> Gpu:
+        meter.say(f"GPU {index}, of another kind: link and compute")
+        return Gpu(index)
+
+    return measure_others(found, gpu, arena, shares.gpu_s, more, opened)
+
+
+def _measure_links(found: Findings, meter: Meter, shares: Shares, gpu: Gpu, others: Sequence[OtherCard] = ()) -> None:
+    """Of all GPUs that plans may use, where there are several, those like ``gpu`` first: each alone, and all at once."""
+    alike, own_gbps = gpu.alike(), peak_gbps(found)
+    if len(alike) + len(others) < 2:
         return
-    found.add(Figure("devices", list(gpus), f"{len(gpus)} of {gpu.name}"))
+    peaks = dict.fromkeys(alike, own_gbps) | {other.config.device: other.peak_gbps for other in others}
+    unlike = f", and {len(others)} unlike it" if others else ""
+    found.add(Figure("devices", list(peaks), f"{len(alike)} of {gpu.name}{unlike}"))
     if not shares.links_s:
         return
-    meter.say(f"links of {len(gpus)} GPUs, alone and at once")
-    peak = max((rate for _, rate in found.rows("gpu.h2d")), default=0.0)
-    if not peak:
+    meter.say(f"links of {len(peaks)} GPUs, alone and at once")
+    if not own_gbps:
         found.lack(LINKS, "the link of one GPU was not measured")
         return
     vram_bytes = int(found.number("vram_bytes"))
-    found.attempt(LINKS, lambda: measure_links(shares.links_s, gpus, peak, gpu.index, vram_bytes, gpu.context_bytes))
+    found.attempt(LINKS, lambda: measure_links(shares.links_s, peaks, alike, gpu.index, vram_bytes, gpu.context_bytes))
 
 
 def _measure_decoders(found: Findings, meter: Meter, shares: Shares, gpu: Gpu | None) -> None:
@@ -310,7 +322,7 @@ def _links(found: Findings) -> LinksConfig | None:
     return LinksConfig(found.rows("links.together_gbps"), found.number("links.hop_s"), found.number("links.p2p_gbps"))
 
 
-def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
+def _profile(name: str, found: Findings, gpu: Gpu | None, others: Sequence[CardConfig] = ()) -> HardwareConfig:
     number, rows = found.number, found.rows
     return HardwareConfig(
         name=name,
@@ -327,25 +339,10 @@ def _profile(name: str, found: Findings, gpu: Gpu | None) -> HardwareConfig:
             found.by_name("cpu.decode"),
             found.by_name("cpu.products"),
         ),
-        gpu=None
-        if gpu is None
-        else GpuConfig(
-            name=gpu.name,
-            context_bytes=gpu.context_bytes,
-            dense_tflops=number("gpu.dense_tflops"),
-            attention_tflops=number("gpu.attention_tflops"),
-            memory_gbps=number("gpu.memory_gbps"),
-            h2d=rows("gpu.h2d"),
-            d2h=rows("gpu.d2h"),
-            h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
-            h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
-            copy_s=number("gpu.copy_s") or GpuConfig.copy_s,
-            layer_kernels_s=GpuConfig.layer_kernels_s if find_spec("triton") else 0.0,
-            decode=found.by_name("gpu.decode"),
-            products=found.by_name("gpu.products"),
-        ),
+        gpu=None if gpu is None else card_config(gpu, found),
         host=_host(found),
         devices=[int(index) for index in found.numbers("devices")] or None,
+        others=list(others),
         links=_links(found),
         layer_launch_s=number("layer_launch_s"),
         origin=dict(sorted(found.origin.items())),

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.origins import unmeasured
-from penstock.planner.contract.config.config_schema import HardwareConfig, LinksConfig
+from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig, LinksConfig
 
 
 def profile_table(config: HardwareConfig) -> Table:
@@ -56,18 +56,26 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     if (links := config.links) is not None:
         at_once = "\n".join(f"{count:g} GPUs {gbps:.1f} GB/s" for count, gbps in links.together_gbps)
         rows += [("links.together_gbps", at_once), *_hops(links)]
-    return rows + [
-        ("gpu.name", gpu.name),
-        ("vram_bytes", show_bytes(config.vram_bytes)),
-        ("gpu.context_bytes", show_bytes(gpu.context_bytes)),
-        ("gpu.dense_tflops", f"{gpu.dense_tflops:.0f} TFLOP/s"),
-        ("gpu.attention_tflops", f"{gpu.attention_tflops:.0f} TFLOP/s"),
-        ("gpu.memory_gbps", f"{gpu.memory_gbps:.0f} GB/s"),
-        ("gpu.h2d", _curve(gpu.h2d)),
-        ("gpu.d2h", _curve(gpu.d2h)),
-        ("gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
-        ("gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
-        ("gpu.copy_s", show_seconds(gpu.copy_s)),
+    rows += _card("", config.vram_bytes, gpu)
+    for number, other in enumerate(config.others):
+        rows += [(f"others.{number}.device", str(other.device)), *_card(f"others.{number}.", other.vram_bytes, other.gpu)]
+    return rows
+
+
+def _card(of: str, vram_bytes: int, gpu: GpuConfig) -> list[tuple[str, str]]:
+    """A card's, whose keys begin with ``of``."""
+    return [
+        (f"{of}gpu.name", gpu.name),
+        (f"{of}vram_bytes", show_bytes(vram_bytes)),
+        (f"{of}gpu.context_bytes", show_bytes(gpu.context_bytes)),
+        (f"{of}gpu.dense_tflops", f"{gpu.dense_tflops:.0f} TFLOP/s"),
+        (f"{of}gpu.attention_tflops", f"{gpu.attention_tflops:.0f} TFLOP/s"),
+        (f"{of}gpu.memory_gbps", f"{gpu.memory_gbps:.0f} GB/s"),
+        (f"{of}gpu.h2d", _curve(gpu.h2d)),
+        (f"{of}gpu.d2h", _curve(gpu.d2h)),
+        (f"{of}gpu.h2d_pageable_gbps", f"{gpu.h2d_pageable_gbps:.1f} GB/s"),
+        (f"{of}gpu.h2d_with_d2h_gbps", f"{gpu.h2d_with_d2h_gbps:.1f} GB/s"),
+        (f"{of}gpu.copy_s", show_seconds(gpu.copy_s)),
     ]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.planner.probe.findings import CannotMeasure, Figure
@@ -45,22 +45,25 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 
-def measure_links(seconds: float, gpus: Sequence[int], peak_gbps: float, own: int, vram_bytes: int, context_bytes: int) -> Iterator[Figure]:
-    """What the links of ``gpus`` carry at once, and what goes from one to the next, each in a process of its own as ranks have it. Curves
-    are of copies from another mapping, so rates at once are relative to the same processes' alone, of ``peak_gbps`` each. ``own`` is the
-    GPU that this process has filled in part; the others may have less room than its ``vram_bytes``."""
+def measure_links(
+    seconds: float, peaks_gbps: Mapping[int, float], alike: Sequence[int], own: int, vram_bytes: int, context_bytes: int
+) -> Iterator[Figure]:
+    """What the links of all GPUs in ``peaks_gbps`` carry at once, and what goes from one to the next, each in a process of its own as ranks
+    have it. Curves are of copies from another mapping, so rates at once are relative to the same processes' alone, which are these peaks.
+    ``own`` is the GPU that this process has filled in part; the others that are ``alike`` may have less room than its ``vram_bytes``."""
+    gpus, peaks = list(peaks_gbps), list(peaks_gbps.values())
     words = [f"devices={','.join(map(str, gpus))}", f"seconds={seconds}"]
     told = _told("rank_times", words, "the links of all GPUs", LINKS_PATIENCE_S)
     alone = told["alone"]
-    rows = [[1, peak_gbps], *([n, round(gbps / sum(alone[:n]) * n * peak_gbps, 3)] for n, gbps in told["together"])]
+    rows = [[1, peaks[0]], *([n, round(gbps / sum(alone[:n]) * sum(peaks[:n]), 3)] for n, gbps in told["together"])]
     each = ", ".join(f"GPU {gpu} {gbps:.3g}" for gpu, gbps in zip(gpus, alone, strict=True))
     how = f"a process a GPU; alone in turn: {each} GB/s"
     yield Figure("links.together_gbps", rows, f"copies of 64 MiB by {how}")
     yield Figure("links.hop_s", told["hop_s"], "NCCL send and receive of 16 KiB, half of there and back, all links busy, median")
     yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, links idle")
-    least = min(free for gpu, free in zip(gpus, told["free_bytes"], strict=True) if gpu != own) + context_bytes
-    if least < vram_bytes:
-        yield Figure("vram_bytes", least, f"the least of {len(gpus)} GPUs: free beside the context")
+    room = [free + context_bytes for gpu, free in zip(gpus, told["free_bytes"], strict=True) if gpu != own and gpu in alike]
+    if min(room, default=vram_bytes) < vram_bytes:
+        yield Figure("vram_bytes", min(room), f"the least of {len(alike)} GPUs: free beside the context")
 
 
 def measure_hops(seconds: float) -> Iterator[Figure]:

@@ -23,11 +23,11 @@ from penstock.planner.probe import cpu_rates, measure, runtime_rates
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
 from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
-from penstock.planner.probe.clocked import QUICK, Meter
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
-from penstock.planner.probe.machine_load import Load, Ticks, Watch
 from penstock.planner.probe.measure import probe
+from penstock.planner.probe.watched.clocked import QUICK, Meter
+from penstock.planner.probe.watched.machine_load import Load, Ticks, Watch
 from penstock.planner.verbs import probe_verb as probe_verb_module
 from penstock.planner.verbs.probe_verb import probe_verb
 from tests.cli import HANGS_S

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from penstock.planner.contract.config.config_schema import HardwareConfig
+from penstock.planner.contract.config.config_schema import GpuConfig, HardwareConfig
 
 WORSE = 0.8
 """Share of an earlier rate below which the new one is worse: between two good days rates differ by less."""
@@ -45,12 +45,12 @@ def worse_than(earlier: HardwareConfig, new: HardwareConfig) -> list[Worse]:
         Worse(path, value, before[path], share)
         for path, value in _rates(new)
         if path in before and value > 0 < before[path]
-        and (share := before[path] / value if path in _SECONDS else value / before[path]) < WORSE
+        and (share := before[path] / value if path.endswith(_SECONDS) else value / before[path]) < WORSE
     ]  # fmt: skip
     return sorted(found, key=lambda worse: worse.share)
 
 
-_SECONDS = ("dram.pin_s_per_gb", "layer_launch_s", "gpu.copy_s")
+_SECONDS = (".pin_s_per_gb", "layer_launch_s", ".copy_s")
 """Figures of which less is better."""
 
 
@@ -63,9 +63,14 @@ def _rates(config: HardwareConfig) -> Iterator[tuple[str, float]]:
     yield "cpu.matvec_gbps", config.cpu.matvec_gbps
     yield "cpu.dense_tflops", config.cpu.dense_tflops
     yield "layer_launch_s", config.layer_launch_s
-    gpu = config.gpu
-    if gpu is not None:
-        yield "gpu.h2d", max((float(rate) for _, rate in gpu.h2d), default=0.0)
-        yield "gpu.d2h", max((float(rate) for _, rate in gpu.d2h), default=0.0)
-        for name in ("memory_gbps", "dense_tflops", "attention_tflops", "copy_s"):
-            yield f"gpu.{name}", getattr(gpu, name)
+    if config.gpu is not None:
+        yield from _of_card("gpu", config.gpu)
+    for other in config.others:
+        yield from _of_card(f"others.{other.device} {other.gpu.name}", other.gpu)
+
+
+def _of_card(of: str, gpu: GpuConfig) -> Iterator[tuple[str, float]]:
+    yield f"{of}.h2d", max((float(rate) for _, rate in gpu.h2d), default=0.0)
+    yield f"{of}.d2h", max((float(rate) for _, rate in gpu.d2h), default=0.0)
+    for name in ("memory_gbps", "dense_tflops", "attention_tflops", "copy_s"):
+        yield f"{of}.{name}", getattr(gpu, name)

@@ -1,0 +1,1 @@
+"""The probe's time, and what else the machine does meanwhile."""
