@@ -84,7 +84,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     verifies = Prefill(plan.hardware, model, *verified(work, replace(made, speculation=replace(made.speculation, tokens=each - 1))))
     prompt_pass = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start))
     step = verifies.step() if each > 1 else prefill.step()
-    idle = {prompts: ns(max(0.0, bill.in_turn - bill.of(bill.slowest))) for prompts, bill in ((True, prompt_pass), (False, step))}
+    idle = {prompts: ns(bill.lasts() - replace(bill, issued=0.0).lasts()) for prompts, bill in ((True, prompt_pass), (False, step))}
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)

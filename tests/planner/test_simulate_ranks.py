@@ -27,7 +27,7 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.beside import Beside
-from penstock.planner.contract.prices.price import Resource
+from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
@@ -144,7 +144,7 @@ def with_cpu(rates: HostRates | None = HOST, **change: object) -> HardwareProfil
 def test_one_cpu_computes_units_of_all_ranks_in_turn(count: int, bus: float) -> None:
     plan = answer_dealt(Question(with_cpu(dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
     alone = answer_dealt(Question(with_cpu(None, dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
-    acted = as_promised(plan, 0.06, 0.06)  # link and chain take as long as each other, and a ring of few slots brings no more ahead
+    acted = as_promised(plan, 0.06, 0.03)
     units = [one.plan.placement.host_units for one in acted]
     if (count, bus) == (4, 130.0):
         assert not any(units), "the bus is full without it"
@@ -189,13 +189,27 @@ def test_ranks_whose_units_the_cpu_does_not_compute_say_why(hardware: HardwarePr
         answer_dealt(replace(question, force=Force(host_ffn=2)))
 
 
-@pytest.mark.parametrize(("count", "units"), [(2, 1), (2, 3), (4, 1), (2, 6), (4, 3)])
+@pytest.mark.parametrize(("count", "units"), [(2, 1), (2, 3), (4, 1), (2, 6), (4, 2)])
 def test_units_of_the_cpu_leave_a_step_what_links_or_the_chain_take(count: int, units: int) -> None:
     plan = answer_dealt(Question(with_cpu(), BESIDE, work(new_tokens=24), Force(host_ffn=units), ranks=count))
     as_promised(plan, 0.06, 0.03)
     layers = sorted(plan.dealing.of(rank)[unit.layer] for rank in range(count) for unit in plan.of_rank(rank).placement.host_units)
     gaps = [after - before for before, after in zip(layers, layers[1:], strict=False)]
     assert max(gaps) <= 2 * 24 / (count * units) + 1, "ranks have theirs in turn, so that no link waits for a row of them"
+
+
+@pytest.mark.parametrize("launch_s", [1.3e-3, 2e-3])
+@pytest.mark.parametrize("count", [2, 4])
+def test_who_hands_a_unit_over_launches_nothing_meanwhile(count: int, launch_s: float) -> None:
+    plan = answer_dealt(Question(with_cpu(layer_launch_s=launch_s), BESIDE, work(new_tokens=24), ranks=count))
+    assert plan.placement.host_units
+    as_promised(plan, 0.06, 0.05)
+    share = plan.of_rank(1)
+    unit = Beside.of(share.hardware, share.model, 1, ResidentForms()).computed(share.model.of_kind(UnitKind.ffn)[0])
+    assert count * unit.handing == pytest.approx(unit.of(Resource.cpu)), "its own unit, and nobody else's"
+    busy_s = count * unit.handing
+    issued = (unit + Price({Resource.card: 1e-3 - unit.of(Resource.card)}, issued=busy_s)) * 3
+    assert max(issued.least()) == pytest.approx(3 * (busy_s + max(unit.handing, 1e-3)))
 
 
 def test_units_of_the_cpu_are_of_each_rank_and_can_be_fixed(tmp_path: Path) -> None:

@@ -120,12 +120,14 @@ class Beside:
         each rank one. The card's seconds are negative: what it would have taken."""
         seen = unit.decoded if unit.kind in self.forms.decoded else unit
         alone_s, slowed_s = self.alone_s(unit), (1 - self.rates.h2d_beside) / self.rates.beside_h2d
+        cpu_s = self.handed_s(unit) + (alone_s * (1 / self.rates.beside_h2d - 1) if self.launched else 0.0)
         return Price(
             {
-                Resource.cpu: self.turns * (self.handed_s(unit) + (alone_s * (1 / self.rates.beside_h2d - 1) if self.launched else 0.0)),
+                Resource.cpu: self.turns * cpu_s,
                 Resource.h2d: self.turns / self.hardware.hosts * alone_s * slowed_s,
                 Resource.card: self.turns * -unit_s(self.hardware, seen, self.rows),
-            }
+            },
+            handing=cpu_s if self.launched else 0,
         )
 
     @property

@@ -76,6 +76,8 @@ class Price:
     """Taken for the whole run."""
     issued: Amount = 0
     """Seconds in which the interpreter launches kernels, part of the card's: what copies to the card are queued beside."""
+    handing: Amount = 0
+    """Seconds in which the interpreter waits for what it has handed over to the CPU, and launches nothing."""
     behind: Amount = 0
     """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
     late: Mapping[Late, Amount] = field(default_factory=dict)
@@ -86,15 +88,17 @@ class Price:
 
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
-        issued, behind, late = self.issued + other.issued, self.behind + other.behind, _sum(self.late, other.late)
-        return Price(seconds, nbytes, issued, behind, late, self.meanwhile + other.meanwhile)
+        issued, handing = self.issued + other.issued, self.handing + other.handing
+        behind, late = self.behind + other.behind, _sum(self.late, other.late)
+        return Price(seconds, nbytes, issued, handing, behind, late, self.meanwhile + other.meanwhile)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
         issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
+        handing = self.handing * count if self.hands_over else 0
         late = {layers: seconds * count for layers, seconds in self.late.items()}
-        return Price(seconds, nbytes, issued, behind, late, self.meanwhile * count if self.meanwhile else 0.0)
+        return Price(seconds, nbytes, issued, handing, behind, late, self.meanwhile * count if self.meanwhile else 0.0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -111,6 +115,11 @@ class Price:
         return not isinstance(self.issued, int | float) or self.issued > 0
 
     @property
+    def hands_over(self) -> bool:
+        """Whether the interpreter waits for the CPU."""
+        return not isinstance(self.handing, int | float) or self.handing > 0
+
+    @property
     def waits(self) -> bool:
         """Whether anything is :attr:`behind`."""
         return not isinstance(self.behind, int | float) or self.behind > 0
@@ -124,6 +133,7 @@ class Price:
         """
         yield from (self.of(resource) for resource in Resource)
         yield self.in_turn
+        yield self.issued + self.handing if self.hands_over else 0.0
         yield self.of(Resource.card) + self.behind if self.waits else 0.0
         for layers in Late:
             yield self.of(Resource.card) + self.behind + self.late[layers] if layers in self.late else 0.0

@@ -72,7 +72,9 @@ class RankPlay:
         before = sim.begin_pass(parts[0])
         launching = sim.lanes.of[LAUNCH]
         handed = frozenset() if parts[0].prefill else sim.on_host
-        self._launch(parts, len(handed) + 1)
+        own_layers = len(self._dealing.of(self.number))
+        ends = iter([*sorted(unit.layer + 1 for unit in handed), own_layers])
+        launched = self._launch(parts, 0, next(ends) / own_layers)
         if before_ns := sum(part.before_ns for part in parts):
             yield sim.compute(Work(("embedding",), "embedding", 0, lambda: None), before_ns)
         layers = [(at, unit) for at, unit in enumerate(sim.units) if unit.kind != "head"]
@@ -89,17 +91,19 @@ class RankPlay:
                         yield Wait(lambda: not launching.moving, "launching")
                     yield from sim.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
                     if unit in handed:
-                        self._launch(parts, len(handed) + 1)
+                        launched = self._launch(parts, launched, next(ends) / own_layers)
                 if layer < last_layer and self._dealing.owner(layer + 1) != self.number:
                     self._send(layer + 1, number, part)
         yield from self._logits(parts[-1], self._dealing.owner(last_layer))
         yield Wait(lambda: not launching.moving, "launching")
         sim.end_pass(parts[0], before)
 
-    def _launch(self, parts: Sequence[Pass], pieces: int) -> None:
-        """One of so many pieces of what the pass launches. Whoever hands a unit to the CPU launches nothing until that is done."""
-        if launch_ns := sum(part.launch_ns for part in parts) // pieces:
+    def _launch(self, parts: Sequence[Pass], since: float, until: float) -> float:
+        """What the pass launches from one share of its layers until another one -> that. Whoever hands a unit to the CPU launches nothing
+        beyond it until that is done."""
+        if launch_ns := round(sum(part.launch_ns for part in parts) * (until - since)):
             self.sim.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
+        return until
 
     def tell(self, layer: int, each: Pass) -> None:
         """See :class:`penstock.planner.simulate.act.Sharing`."""
