@@ -6,6 +6,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=moe.json model=mixtral8x7b layers=16 vram=8GiB share=0.6 slots=2   # routed experts
     python bench/ranks.py work=/dev/shm/penstock out=kept.json counts=2 kept=true     # and the same prompt once more, restored
     python bench/ranks.py work=/dev/shm/penstock out=words.json counts=2 model=llama8b layers=32 vram= words=1.5e-5  # recorded with hops
+    python bench/ranks.py work=/dev/shm/penstock out=beside.json counts=2 layers=8 steps=12 cpu=true   # and the CPU computes
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights, then solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
@@ -16,6 +17,10 @@ run measure their links when it is over, each alone and all at once, and a hop o
     x one: seconds of a step by the first of `counts` over seconds by this one
     hops: layers * the median hop, of a step
     kept: the prefill of a prompt whose pages every rank has on its drive, over the same prompt computed
+
+With `cpu` the program may leave units to the CPU, else it leaves none, so that bytes are those of the links. Then besides:
+
+    beside the CPU: seconds of a step, over the longest of what links, the CPU and the bus take for their bytes
 
 With `words`, the seconds that bench/rank_hops.py found (`words recorded`, links busy), steps are recorded with their hops.
 
@@ -41,13 +46,14 @@ from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import favoured  # noqa: E402
 
-KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep", "share", "slots", "kept", "words")
+KEYS = ("work", "out", "counts", "model", "layers", "vram", "prompt", "steps", "hardware", "keep", "share", "slots", "kept", "words", "cpu")
 REACHED = {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}
 FASTER = {2: ">= 1.85", 4: ">= 2.9"}
 FASTER_ROUTED = {4: ">= 2.5"}
 FASTER_COMPUTED = {2: ">= 1.7", 4: ">= 3.0"}
 """Of a prompt whose computing binds: it goes round in parts."""
 HOPS, HOP_US = "<= 0.015", 90.0
+BESIDE = "<= 1.1"
 SAMPLED = ("temperature=1.0", "top_k=0")
 """Greedy tokens of random weights repeat, and so would their routings."""
 
@@ -55,8 +61,8 @@ SAMPLED = ("temperature=1.0", "top_k=0")
 class Ranks:
     """Runs of one checkpoint by plans of several counts; ``given`` are the command's keys."""
 
-    def __init__(self, bench: Bench, given: Mapping[str, str]):
-        self.bench, self.given = bench, given
+    def __init__(self, bench: Bench, given: Mapping[str, str], profile: Mapping[str, Any]):
+        self.bench, self.given, self.profile = bench, given, profile
         self.layers = int(given.get("layers", "24"))
         self.first: dict[str, float] = {}
         """Seconds by the first of the counts."""
@@ -97,7 +103,23 @@ class Ranks:
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
         vram_bytes = [f"hardware.vram_bytes={vram}"] if vram else []
         words = [f"hardware.links.word_hop_s={self.given['words']}"] if "words" in self.given and count > 1 else []
-        return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *more], [*run])
+        links_alone = [] if "cpu" in self.given else ["force.host_ffn=0"]
+        return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *links_alone, *more], [*run])
+
+    def beside(self, count: int, report: Mapping[str, Any]) -> Iterator[Row]:
+        """A step of which the CPU computes units; nothing where it computes none, or where its rates are not those of this machine."""
+        steps, host = int(self.given.get("steps", "24")) - 1, self.profile.get("host")
+        stages = [each["stages"]["decode"] for each in report["ranks"]] if report["ranks"] else [report["stages"]["decode"]]
+        copied, computed = (sum(one.get(stage, {"bytes": 0})["bytes"] for one in stages) / steps for stage in ("h2d", "cpu"))
+        if not computed or not host:
+            return
+        step_s, links = _step_s(report, False), sum(_links(report))
+        rates = links, host["products"]["BF16"][0][1], self.profile["dram"]["bus_gbps"]
+        bound_s = max(nbytes / gbps / 1e9 for nbytes, gbps in zip((copied, computed, copied + computed), rates, strict=True) if gbps)
+        what = f"beside the CPU: {computed / 1e9:.3g} of {(copied + computed) / 1e9:.3g} GB a token"
+        predicted = report["predicted"]["decode_s_per_token"] / step_s
+        taken = report["measured"]["vram_bytes"] / 1e9, report["measured"]["dram_bytes"] / 1e9
+        yield Row(f"{count} ranks", what, step_s, bound_s, "s", step_s / bound_s, BESIDE, predicted, *taken)
 
     def rows(self, count: int) -> Iterator[Row]:
         report, faster = self.run(count), FASTER_ROUTED if "share" in self.given else FASTER
@@ -134,6 +156,8 @@ class Ranks:
             hop, step = report["limits"]["links"]["hop_s"], made["decode_s_per_token"]
             yield Row(case, "hops of a step", self.layers * hop, step, "s", self.layers * hop / step, HOPS, None, *taken)
             yield Row(case, "one hop, links busy", hop * 1e6, HOP_US, "us", hop * 1e6 / HOP_US, "<= 1.0", None, *taken)
+        if "cpu" in self.given:
+            yield from self.beside(count, report)
         if "kept" in self.given:
             yield from self.kept(count)
 
@@ -163,8 +187,8 @@ def _prefilled(report: Mapping[str, Any]) -> int:
 def main() -> None:
     given = given_of(sys.argv[1:], KEYS)
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    ranks = Ranks(bench, given)
     profile = {"gpu": None, "cpu": {"cores": 0}, "dram_bytes": 0} if given.get("hardware", "local") != "local" else bench.probe()
+    ranks = Ranks(bench, given, profile)
     cases = {f"{count} ranks": partial(ranks.rows, int(count)) for count in given.get("counts", "1,2").split(",")}
     run_cases(cases, machine(profile) | {"keys": dict(given)}, Path(given["out"]) if "out" in given else None)
 
