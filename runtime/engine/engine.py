@@ -249,7 +249,8 @@ class Engine:
         pool = pool_here(host.options.host_threads, host.options.tell)
         self._stack.callback(pool.close)
         decided, locked = self._placement.weights.host, self.device.type == "cuda"
-        units = LaunchedUnits(pool, units_on_host(host, self.model), decided.rows, copier, locked, self.ledger)
+        layers, tell = self._placement.model.layers, host.options.tell
+        units = LaunchedUnits(pool, units_on_host(host, self.model), decided.rows, copier, locked, self.ledger, layers, tell)
         ring, steps = card.another_ring(self._placement.step_units)
         turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), self.dram, copier)
         handed = HandedSteps(decided, units, stream, card.ring, steps, ring, turns)
@@ -415,7 +416,7 @@ class Engine:
         return {
             "cache": asdict(self.dram.cache.stats),
             "ring": asdict(self._ring_stats) if self._ring_stats else None,
-            "handed": None if self._handed is None else {"steps": self._handed.steps},
+            "handed": self.handed_facts,
             "experts": self.experts.facts() if self.experts else None,
             "graphs": self._graphs and self._graphs.facts(),
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
@@ -427,6 +428,11 @@ class Engine:
                 "buffered_files": [str(f) for f in self.pool.buffered_files],
             },
         }
+
+    @property
+    def handed_facts(self) -> dict[str, Any] | None:
+        """Of steps that hand units over to the CPU; None where none do."""
+        return None if self._handed is None else self._handed.facts()
 
     @property
     def _ring_stats(self) -> RingStats | None:

@@ -60,7 +60,8 @@ class HandedSteps:
     def stream_of(self, step: Step) -> WeightStream:
         """``step`` comes next -> what feeds it."""
         alone = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
-        self._units.live = handed = alone and self._decided.compute(len(step.rows))
+        handed = alone and self._decided.compute(len(step.rows)) and self._units.refused is None
+        self._units.begin_pass(handed)
         self._turns.take(self._step_ring if handed else self._ring)
         self.steps += handed
         return self._step_stream if handed else self._prompts
@@ -72,7 +73,11 @@ class HandedSteps:
 
     def rest(self) -> None:
         """A rehearsal comes next, which hands nothing over."""
-        self._units.live = False
+        self._units.begin_pass(False, real=False)
+
+    def facts(self) -> dict[str, object]:
+        """For the report: steps that handed units over, and why none does."""
+        return {"steps": self.steps, "refused": self._units.refused}
 
     def settle(self) -> None:
         """Book all kernels of steps that have finished; never blocks."""

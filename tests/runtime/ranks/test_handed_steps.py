@@ -22,9 +22,11 @@ from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.handed.handed_steps import HandedSteps
 from penstock.runtime.handed.launched_units import LaunchedUnits
 from penstock.runtime.handed.ring_turns import RingTurns, Standing
 from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.recorded.host_steps import host_unit
@@ -67,7 +69,8 @@ def test_what_the_cpu_computes_for_each_rank_is_what_the_whole_model_says(case: 
         want = whole.run(step).float()
         assert torch.allclose(said.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
     handed = [step for step in asked if len(step.rows) <= ROWS and len(step.rows[0].tokens) == 1]
-    assert found["told"]["handed"] == {"steps": len(handed)} and len(handed) < len(asked) - 3
+    told = found["told"]["handed"], *(report["handed"] for report in found["told"]["others"])
+    assert all(one == {"steps": len(handed), "refused": None} for one in told) and len(handed) < len(asked) - 3
     each = 3 * 64 * 160 * 2
     assert found["told"]["stages"]["cpu"][0] == len(handed) * units * each, "the bytes of its own units"
     others = [report["stages"]["decode"]["cpu"]["bytes"] for report in found["told"]["others"]]
@@ -99,9 +102,9 @@ def test_threads_sleep_until_a_layer_begins_and_again_behind_its_unit() -> None:
 
     with pool, torch.inference_mode():
         want, ledger = module(x), Ledger()
-        units = LaunchedUnits(pool, [unit], 2, cast(Any, Waiting()), False, ledger)
-        assert torch.equal(module(x), want) and not pool.said and not waits, "a prompt computes with its module"
-        units.live = True
+        units = LaunchedUnits(pool, [unit], 2, cast(Any, Waiting()), False, ledger, 4)
+        assert torch.equal(module(x), want) and not pool.said and not waits, "a rehearsal computes with its module"
+        units.begin_pass(True)
         units.entered(Unit("attn", 0))
         units.entered(Unit("attn", 1))
         got = module(x)
@@ -213,13 +216,45 @@ def test_two_rings_over_the_same_slots_never_show_a_unit_that_is_not_there(seed:
     assert rings.seen == [(unit, numbers[unit], numbers[unit]) for unit in want]
 
 
+def test_a_unit_that_is_not_the_cards_is_never_handed_over() -> None:
+    """Of the first prompt; each rank sees to its own."""
+    torch.manual_seed(1)
+    module, other = Gated(), Gated()
+    x, told = torch.randn(1, 5, 32, dtype=torch.bfloat16), list[str]()
+
+    def units_of(weights: Gated, pool: HostPool) -> LaunchedUnits:
+        unit = host_unit(Unit("ffn", 0), "mlp", module, {f"mlp.{n}": p.detach() for n, p in weights.named_parameters()}, "silu")
+        return LaunchedUnits(pool, [unit], 2, HostCopier(), False, Ledger(), 4, told.append)
+
+    with HostPool(1) as pool, torch.inference_mode():
+        for weights in (module, other):
+            units = units_of(weights, pool)
+            units.begin_pass(False, real=False)
+            want = module(x)
+            assert units.refused is None, "a rehearsal has no weights to go by"
+            units.begin_pass(False)
+            assert torch.equal(module(x), want)
+            assert (units.refused is None) is (weights is module)
+            units.close()
+        assert [line.split(":")[1] for line in told] == [" all units are copied to the card"]
+        others, step = cast(Any, ("prompts", "ring", "steps", "of steps", _Turns())), Step((Row(0, (5,), 3, (0,), RowKind.decode),))
+        refused = HandedSteps(HostUnits(1, 2), units, *others)
+        assert refused.stream_of(step) == "prompts" and refused.facts()["steps"] == 0
+        assert HandedSteps(HostUnits(1, 2), units_of(module, pool), *others).stream_of(step) != "prompts"
+
+
+class _Turns:
+    def take(self, ring: str) -> None:
+        """One of both."""
+
+
 def test_a_module_whose_forward_was_replaced_before_gets_that_back() -> None:
     module, asked = Gated(), list[nn.Module]()
     own = module.forward
     module.forward = lambda x: (asked.append(module), own(x))[1]  # type: ignore[func-returns-value,assignment]
     unit = host_unit(Unit("ffn", 0), "mlp", module, {f"mlp.{n}": p.detach() for n, p in module.named_parameters()}, "silu")
     with HostPool(1) as pool:
-        units = LaunchedUnits(pool, [unit], 1, HostCopier(), False, Ledger())
+        units = LaunchedUnits(pool, [unit], 1, HostCopier(), False, Ledger(), 4)
         units.close()
     module(torch.zeros(1, 1, 32, dtype=torch.bfloat16))
     assert asked == [module]
