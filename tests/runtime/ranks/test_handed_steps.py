@@ -43,7 +43,11 @@ ROWS = 2
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "some units stream": (2, 2, {"resident": (1, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
     "nothing streams in a step": (2, 3, {"resident": (3, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
-    "three ranks, one slot ahead": (3, 1, {"resident": (0, 0, 0), "cap": 2, "hwm": 6, "distance": 2, "head_blocks": 2, "slots": 2}),
+    "three ranks, one slot ahead": (
+        3,
+        1,
+        {"resident": (0, 0, 0), "cap": 2, "hwm": 6, "distance": 2, "head_blocks": 2, "slots": 3, "vram_distance": 1},
+    ),
 }
 
 
@@ -55,7 +59,7 @@ def test_what_the_cpu_computes_for_each_rank_is_what_the_whole_model_says(case: 
     made = decisions(gpu=True, batch=3, pages=16, **decided)
     made = replace(made, weights=replace(made.weights, host=HostUnits(units, ROWS)))
     plan = dealt_plan(checkpoint, made, count, card, batch=3, requests=3)
-    assert all(not broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank)
+    assert [broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank] == [[]] * count
     write_plan(plan, tmp_path / "plan.yaml")
     out = tmp_path / "said.pt"
     command = [sys.executable, "-m", "tests.runtime.ranks.played_cards", str(tmp_path / "plan.yaml"), str(checkpoint), str(out)]
