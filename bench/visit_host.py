@@ -1,27 +1,32 @@
 """What a layer's visit to its routed experts costs the thread that launches kernels, beside a card that does nothing.
 
-    python bench/visit_host.py [work=DIR] [tokens=60] [threads=8] [readers=python]
+    python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8]
 
 gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for 300 in VRAM. A real file is read with
-O_DIRECT. Routers are drawn: some experts are likelier than others. Between two visits come `OPERATIONS` small tensor operations, each of
-which lets other threads have the interpreter, as launches do. Cases: all experts in VRAM, all in DRAM, half of them on the SSD, and
-nothing moved while somebody reads all the time.
+O_DIRECT. Routers are drawn: some experts are likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations,
+and `OPERATIONS` come between two visits; each of them lets other threads have the interpreter, as launches do.
+
+Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; they take turns, token by token. Then `busy`, all
+in VRAM while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block by block.
 
 For each case: experts missed in VRAM and read from the SSD a visit; processor time of the thread a visit, and of what it leaves behind the
-next launch, microseconds; wall time of both, and of the operations between. `readers=python` reads as where nothing is compiled.
-The last line of stdout is one JSON document.
+next launch, microseconds; wall time of both, and of the operations between; means and medians of `tokens` behind `warm` that are not
+counted. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -34,6 +39,7 @@ import torch  # noqa: E402
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
 from bench.keys import given_of  # noqa: E402
+from penstock.planner.common.measures import align_up  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.decided.decisions import ExpertSlots  # noqa: E402
 from penstock.planner.contract.experts.expert_cache import Routing  # noqa: E402
@@ -45,13 +51,16 @@ from penstock.runtime.memory.device import Event  # noqa: E402
 from penstock.runtime.memory.pieces import Segment  # noqa: E402
 from penstock.runtime.model.skeleton import Skeleton, open_skeleton  # noqa: E402
 from penstock.runtime.moving.ledger import Ledger  # noqa: E402
+from penstock.runtime.reading.layout import Extent  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
 
 LAYERS, HIDDEN, VRAM = 12, 352, 300
 BLOCK_BYTES = 256 << 10
-OPERATIONS = 60
-WARM = 10
-"""Tokens before any is counted."""
+OPERATIONS, LAUNCHES = 60, 12
+TOGETHER = 32
+
+
+Tiers = tuple[CardExperts, ExpertRoom, ReadPool]
 
 
 class IdleCard:
@@ -87,14 +96,14 @@ class NoClock:
     def resume(self, arrival: Event | None = None) -> None: ...
 
 
-class Between:
-    """What a layer computes beside its experts."""
+class Launches:
+    """What a layer computes."""
 
     def __init__(self) -> None:
         self._row = torch.ones(64)
 
-    def __call__(self) -> None:
-        for _ in range(OPERATIONS):
+    def __call__(self, operations: int) -> None:
+        for _ in range(operations):
             self._row.mul_(1.0)
 
 
@@ -108,7 +117,7 @@ def routings(count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
 
 
 @contextmanager
-def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: int, how: dict[str, Any]) -> Iterator[tuple]:
+def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: int, how: dict[str, Any]) -> Iterator[Tiers]:
     """The card's tier, its experts, and the readers."""
     experts = spec_from_checkpoint(checkpoint).experts
     room = ExpertRoom.of(experts, ExpertSlots(vram, dram), True, skeleton.store, skeleton.layers)
@@ -132,83 +141,97 @@ def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: 
             yield card, room, pool
 
 
-def measured(card: CardExperts, room: ExpertRoom, tokens: int) -> dict[str, float]:
-    """Of ``tokens`` tokens behind those that are not counted."""
-    experts, _ = room.decided
-    between, nothing = Between(), torch.zeros(1)
-    rows: list[tuple[float, ...]] = []
+def measured(cases: Mapping[str, Tiers], tokens: int, warm: int) -> dict[str, dict[str, float]]:
+    """Of ``tokens`` tokens behind ``warm``, which the cases take in turns."""
+    launch, nothing = Launches(), torch.zeros(1)
+    rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
+    before = dict.fromkeys(cases, (0, 0))
     cpu, wall = time.thread_time, time.perf_counter
-    dram, before = card._dram.stats, (0, 0)
-    for number, token in enumerate(routings(experts.count, experts.top_k, WARM + tokens)):
-        if number == WARM:
-            rows.clear()
-            before = card.stats.misses, dram.misses
-        for layer, routing in zip(experts.layers, token, strict=True):
-            cpu_0, wall_0 = cpu(), wall()
-            for _ in card.groups(layer, routing):
-                pass
-            cpu_1, wall_1 = cpu(), wall()
-            card.route(nothing, nothing)
-            cpu_2, wall_2 = cpu(), wall()
-            between()
-            rows.append((cpu_1 - cpu_0, wall_1 - wall_0, cpu_2 - cpu_1, wall_2 - wall_1, wall() - wall_2))
+    experts, _ = next(iter(cases.values()))[1].decided
+    for number, token in enumerate(routings(experts.count, experts.top_k, warm + tokens)):
+        for name, (card, _, _) in cases.items():
+            if number == warm:
+                rows[name].clear()
+                before[name] = card.stats.misses, card._dram.stats.misses
+            for layer, routing in zip(experts.layers, token, strict=True):
+                cpu_0, wall_0 = cpu(), wall()
+                for _ in card.groups(layer, routing):
+                    launch(LAUNCHES)
+                cpu_1, wall_1 = cpu(), wall()
+                card.route(nothing, nothing)
+                cpu_2, wall_2 = cpu(), wall()
+                launch(OPERATIONS)
+                rows[name].append((cpu_1 - cpu_0, wall_1 - wall_0, cpu_2 - cpu_1, wall_2 - wall_1, wall() - wall_2))
+    return {name: spent(rows[name]) | missed(card, before[name], len(rows[name])) for name, (card, _, _) in cases.items()}
+
+
+def spent(rows: Sequence[tuple[float, ...]]) -> dict[str, float]:
+    """Means and medians, microseconds."""
     found = {}
     for name, column in zip(("visit", "visit_wall", "behind", "behind_wall", "between_wall"), zip(*rows, strict=True), strict=True):
-        found |= {name: mean(column) * 1e6, f"{name}_median": median(column) * 1e6}
-    return found | {"missed": (card.stats.misses - before[0]) / len(rows), "read": (dram.misses - before[1]) / len(rows)}
+        found |= {name: round(mean(column) * 1e6, 1), f"{name}_median": round(median(column) * 1e6, 1)}
+    return found
+
+
+def missed(card: CardExperts, before: tuple[int, int], visits: int) -> dict[str, float]:
+    """A visit."""
+    found = zip((card.stats.misses, card._dram.stats.misses), before, strict=True)
+    return dict(zip(("missed", "read"), [round((now - then) / visits, 2) for now, then in found], strict=True))
 
 
 @contextmanager
 def reading(pool: ReadPool, room: ExpertRoom) -> Iterator[None]:
-    """Inside, all of ``pool``'s threads have something to read."""
-    layouts, over, places = [*room.layouts.values()], threading.Event(), threading.Semaphore(0)
-    buffers = [memoryview(torch.zeros(layouts[0].nbytes + 4096, dtype=torch.uint8).numpy()) for _ in range(16)]
+    """Inside, all of ``pool``'s threads have something to read: two requests of `TOGETHER` experts are under way."""
+    layouts, over, ended = [*room.layouts.values()], threading.Event(), threading.Semaphore(0)
+    room_bytes = align_up(max(layout.nbytes for layout in layouts))
 
-    def go_on(number: int, error: BaseException | None) -> None:
+    def request(first: int) -> tuple[Extent, ...]:
+        chosen = layouts[first : first + TOGETHER]
+        return tuple(replace(e, dest=e.dest + i * room_bytes) for i, layout in enumerate(chosen) for e in layout.extents)
+
+    requests = [request(first) for first in range(0, len(layouts) - TOGETHER, TOGETHER)]
+    buffers = [memoryview(mmap.mmap(-1, TOGETHER * room_bytes)) for _ in range(2)]
+
+    def go_on(number: int, error: BaseException | None = None) -> None:
         if over.is_set() or error is not None:
-            places.release()
-            return
-        layout = layouts[number % len(layouts)]
-        pool.read(layout.extents, buffers[number % 16], lambda error: go_on(number + 16, error))
+            ended.release()
+        else:
+            pool.read(requests[number % len(requests)], buffers[number % 2], partial(go_on, number + 2))
 
-    for number in range(16):
-        go_on(number, None)
+    go_on(0)
+    go_on(1)
     try:
         yield
     finally:
         over.set()
-        for _ in range(16):
-            places.acquire()
-
-
-def of_case(name: str, skeleton: Skeleton, checkpoint: Path, tokens: int, threads: int, how: dict[str, Any]) -> dict[str, float]:
-    experts = spec_from_checkpoint(checkpoint).experts
-    assert experts is not None
-    units = experts.units
-    slots = {"vram": (units, 0), "dram": (VRAM, units), "ssd": (VRAM, units // 2), "busy": (units, 0)}[name]
-    with opened(skeleton, checkpoint, *slots, threads, how) as (card, room, pool):
-        if name != "busy":
-            return measured(card, room, tokens)
-        with reading(pool, room):
-            return measured(card, room, tokens)
+        for _ in buffers:
+            ended.acquire()
 
 
 def main(arguments: Sequence[str]) -> None:
-    given = given_of(arguments, ("work", "tokens", "threads", "readers"))
+    given = given_of(arguments, ("work", "tokens", "warm", "threads"))
     work = Path(given.get("work", "bench-work")).resolve()
     checkpoint = work / f"visit-host-{LAYERS}-{HIDDEN}"
     if not checkpoint.exists():
         write_gpt_oss(gpt_oss_config({"layers": str(LAYERS), "hidden": str(HIDDEN), "vocab": "1024"}), checkpoint)
         os.sync()
-    how: dict[str, Any] = {}
-    if given.get("readers") == "python":
-        how["preadv"] = lambda *read: os.preadv(*read)
+    experts = spec_from_checkpoint(checkpoint).experts
+    assert experts is not None, "gpt-oss has them"
+    units, tokens, warm = experts.units, int(given.get("tokens", "60")), int(given.get("warm", "200"))
     skeleton = open_skeleton(checkpoint, [ExpertsInTurn()])
-    table = {}
-    for name in ("vram", "dram", "ssd", "busy"):
-        found = of_case(name, skeleton, checkpoint, int(given.get("tokens", "60")), int(given.get("threads", "8")), how)
-        table[name] = {key: round(value, 2) for key, value in found.items()}
-        print(f"{name:5}", " ".join(f"{key} {value:.1f}" for key, value in found.items()), flush=True)
+    ways: dict[str, dict[str, Any]] = {"": {}, "_python": {"preadv": lambda *read: os.preadv(*read)}}
+    slots = {"vram": (units, 0), "dram": (VRAM, units), "ssd": (VRAM, units // 2), "ssd_python": (VRAM, units // 2)}
+
+    def tiers(vram: int, dram: int, name: str) -> AbstractContextManager[Tiers]:
+        return opened(skeleton, checkpoint, vram, dram, int(given.get("threads", "8")), ways["_python" if name.endswith("_python") else ""])
+
+    with ExitStack() as stack:
+        table = measured({name: stack.enter_context(tiers(*held, name)) for name, held in slots.items()}, tokens, warm)
+    for name in ("busy", "busy_python"):
+        with tiers(units, 0, name) as made, reading(made[2], made[1]):
+            table |= measured({name: made}, tokens, warm)
+    for name, found in table.items():
+        print(f"{name:12}", " ".join(f"{key} {value}" for key, value in found.items() if not key.endswith("_median")), flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": table}))
 
 

@@ -234,7 +234,12 @@ def test_importing_penstock_imports_neither_torch_nor_hydra(tmp_path: Path) -> N
     assert finished([sys.executable, "-P", "-c", code], tmp_path, PYTHONPATH=str(ROOT)) == "set()"
 
 
-COMPILED = ("planner/contract/experts/policies/_native", "runtime/formats/native/_decoders", "runtime/beside/native/_products")
+COMPILED = (
+    "planner/contract/experts/policies/_native",
+    "runtime/formats/native/_decoders",
+    "runtime/beside/native/_products",
+    "runtime/reading/native/_readers",
+)
 
 
 @pytest.mark.parametrize("place", COMPILED)

@@ -283,7 +283,9 @@ class DramExperts:
         """A part that was not demanded, on the reading thread."""
         with self._lock:
             self._over(fetch, number, error)
-        self._inbox.put(None)
+            awaited = fetch.demanded or error is not None
+        if awaited:
+            self._inbox.put(None)
 
     def _over(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
         fetch.under_way -= 1
@@ -292,7 +294,8 @@ class DramExperts:
         if error is not None:
             self._error = error
         elif not fetch.dropped:
-            self._submit(fetch)
+            if fetch.submitted < len(fetch.parts):
+                self._submit(fetch)
         elif not fetch.under_way:
             self._cache.give_back(fetch.slot)
             self._start_demanded()

@@ -47,27 +47,43 @@ def check_fits(extents: Iterable[Extent], buffer_bytes: int) -> None:
             raise ValueError(f"{extent} does not fit a buffer of {buffer_bytes} bytes")
 
 
-def cut(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_bytes: int, buffer_aligned: bool) -> Iterator[Block]:
-    """Blocks of at most ``block_bytes``, or ``staged_bytes`` where all is copied, aligned superset included, in the extents' order.
+class Run(NamedTuple):
+    """An extent that is read in blocks of ``step`` bytes, aligned superset included."""
+
+    file: Path
+    offset: int
+    nbytes: int
+    dest: int
+    landing: Landing
+    step: int
+
+
+def runs(extents: Iterable[Extent], block_bytes: int, staged_bytes: int, buffer_bytes: int, buffer_aligned: bool) -> Iterator[Run]:
+    """``extents`` in blocks of at most ``block_bytes``, or ``staged_bytes`` where all is copied.
 
     Both limits are multiples of 4096. Nothing of an extent is copied if it keeps its alignment, owns its 4096-byte pages and lies in an
     aligned buffer. If it shares its pages, only those at its edges are copied.
     """
     for extent in extents:
         lead = extent.offset % ALIGN
-        first, end = extent.offset - lead, extent.offset + extent.nbytes
         base = extent.dest - lead
         landing = Landing.staged
         if buffer_aligned and base % ALIGN == 0:
-            if extent.owns_pages and base >= 0 and base + align_up(end) - first <= buffer_bytes:
+            if extent.owns_pages and base >= 0 and base + align_up(lead + extent.nbytes) <= buffer_bytes:
                 landing = Landing.whole
             elif extent.nbytes >= 2 * ALIGN and staged_bytes >= 2 * ALIGN:
                 landing = Landing.edges
         step = staged_bytes if landing is Landing.staged else block_bytes
-        for start in range(first, end, step):
-            offset = max(start, extent.offset)
-            stop = min(start + step, end)
-            yield Block(extent.file, offset, stop - offset, extent.dest + offset - extent.offset, landing)
+        yield Run(extent.file, extent.offset, extent.nbytes, extent.dest, landing, step)
+
+
+def cut(runs: Iterable[Run]) -> Iterator[Block]:
+    """The blocks of ``runs``, in order; request.c says the same."""
+    for run in runs:
+        end = run.offset + run.nbytes
+        for start in range(align_down(run.offset), end, run.step):
+            offset = max(start, run.offset)
+            yield Block(run.file, offset, min(start + run.step, end) - offset, run.dest + offset - run.offset, run.landing)
 
 
 def pieces_of(extent: Extent, most_bytes: int) -> Iterator[Extent]:

@@ -8,52 +8,40 @@ import os
 import threading
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from penstock.planner.common.measures import ALIGN
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
-from penstock.runtime.reading.blocks import Block, check_fits, cut
+from penstock.runtime.reading.blocks import Block
 from penstock.runtime.reading.files import FileTable
-from penstock.runtime.reading.landing import address_of, lands
+from penstock.runtime.reading.known_runs import LANDINGS, KnownRuns, Runs
+from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
-from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, UNCUT, CFact, CFile, ReadersLibrary
+from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Ticket
-from penstock.runtime.reading.store_errors import StoreError, cancelled, closed
+from penstock.runtime.reading.store_errors import cancelled, closed
 
 K = TypeVar("K")
 NS = 1e-9
 MOST_HEARD = 64
 """Reads or facts that are fetched in one call."""
-MOST_KEPT = 1 << 17
-"""Blocks that stay cut, at most: 160 bytes each."""
-_RANGES, _COPIES = 3, 2
-_WORDS = 8 + 2 * _RANGES + 3 * _COPIES
-_NOWHERE = (0, 0, 0)
 
 
-class Cut(NamedTuple):
-    """The blocks of ``extents`` in a buffer of ``nbytes``, as readers.c knows them: wherever that buffer lies, if it is as ``aligned``."""
-
-    extents: Sequence[Extent]
-    nbytes: int
-    aligned: bool
-    words: array[int]
-    address: int
-    count: int
+def _stop(library: ReadersLibrary, pool: int, process: int) -> None:
+    """The interpreter ends, with threads that read: they begin nothing any more."""
+    if os.getpid() == process:
+        library.quick.readers_stop(pool)
 
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A call of ``ask`` that is not over; keeps its buffer and its blocks alive."""
+    """A call of ``ask`` that is not over; keeps its buffer and its runs alive."""
 
-    extents: Sequence[Extent]
     target: Target | None
-    cut: Cut | None
-    """None until a reader has cut them."""
+    runs: Runs | None
     done: Any
     error: BaseException | None = None
 
@@ -63,28 +51,29 @@ class NativeInbox(Generic[K]):
 
     def __init__(self, readers: NativeReaders):
         quick = readers.library.quick
-        self._readers = readers
+        self.readers = readers
         self._take, self._wait = quick.inbox_take, readers.library.waiting.inbox_wait
         self._numbers = (ctypes.c_int64 * MOST_HEARD)()
         self.address: int = quick.inbox_open()
         if not self.address:
             raise MemoryError("no memory for an inbox")
+        self._held = ctypes.c_int64.from_address(self.address)
         weakref.finalize(self, quick.inbox_free, self.address).atexit = False
 
     def put(self, key: K, error: BaseException | None = None) -> None:
-        number = self._readers.number(_Asked((), None, None, Ticket(self, key), error))
-        if self._readers.library.quick.inbox_put(self.address, number):
+        number = self.readers.number(_Asked(None, None, Ticket(self, key), error))
+        if self.readers.library.quick.inbox_put(self.address, number):
             raise MemoryError("no memory for a number")
 
     def take(self, most_s: float) -> list[Heard[K]]:
-        if most_s:
-            came = self._wait(self.address, self._numbers, MOST_HEARD, int(most_s / NS))
+        if not self._held.value:  # to look there takes a tenth of a call
+            came = self._wait(self.address, self._numbers, MOST_HEARD, int(most_s / NS)) if most_s else 0
         else:
             came = self._take(self.address, self._numbers, MOST_HEARD)
         return [self._heard(number) for number in self._numbers[:came]]
 
     def _heard(self, number: int) -> Heard[K]:
-        asked = self._readers.over(number)
+        asked = self.readers.over(number)
         return asked.done.key, asked.error
 
 
@@ -99,12 +88,8 @@ class NativeReaders:
         self.library = library
         self.broken: BaseException | None = None
         self.closed = False
-        self._block_bytes, self._staged_bytes = block_bytes, len(staging[0])
-        self._files, self._blocks = files, blocks
-        self._opened: dict[Path, CFile] = {}
-        self._paths: dict[int, Path] = {}
-        self._cuts: dict[int, Cut] = {}
-        self._kept = 0
+        self._blocks = blocks
+        self._known = KnownRuns(files, block_bytes, len(staging[0]))
         self._numbers = itertools.count(1)
         self._asked: dict[int, _Asked] = {}
         self._inboxes: list[NativeInbox[Any]] = []
@@ -114,10 +99,10 @@ class NativeReaders:
         """Of requests, for spans."""
         self._process = os.getpid()
         own = [Staging.of(view) for view in staging]
-        self._pool: int | None = library.quick.readers_open(len(own), own[0].address, self._staged_bytes)
+        self._pool: int | None = library.quick.readers_open(len(own), own[0].address, len(staging[0]))
         if not self._pool:
             raise MemoryError("no memory for readers")
-        self._stop = weakref.finalize(self, library.quick.readers_stop, self._pool)
+        self._stop = weakref.finalize(self, _stop, library, self._pool, self._process)
         self._threads = [threading.Thread(target=self._work, args=(i, one), name=f"ssd-{i}", daemon=True) for i, one in enumerate(own)]
         for thread in self._threads:
             thread.start()
@@ -129,13 +114,14 @@ class NativeReaders:
         with self._order:
             if self.closed:
                 raise closed()
-            for extents, done in zip(parts, dones, strict=True):
-                blocks = self._known(extents, nbytes, aligned)
+            found = [self._known.of(extents, nbytes, aligned) for extents in parts]
+            for each, done in zip(found, dones, strict=True):
                 number = next(self._numbers)
-                self._asked[number] = _Asked(extents, Target(into, address, name, number), blocks, done)
+                self._asked[number] = _Asked(Target(into, address, name, number), each, done)
                 numbers.append(number)
-                inbox = done.inbox.address if isinstance(done, Ticket) and isinstance(done.inbox, NativeInbox) else 0
-                words.extend((0, 0, number, inbox) if blocks is None else (blocks.address, blocks.count, number, inbox))
+                inbox = done.inbox if isinstance(done, Ticket) else None
+                heard = inbox.address if isinstance(inbox, NativeInbox) and inbox.readers is self else 0
+                words.extend((each.address, len(each.extents), number, heard))
             if self._blocks.on_block is not None:
                 self._names |= dict.fromkeys(numbers, name)
             if self.library.quick.readers_ask(self._pool, words.buffer_info()[0], len(numbers), address, urgent):
@@ -182,7 +168,7 @@ class NativeReaders:
             blocks.meter.give_up(ended)
         else:
             blocks.meter.end(fact.bytes, ended)
-            blocks.stalls.note(ended - begun, self._paths[fact.file], fact.offset)
+            blocks.stalls.note(ended - begun, self._known.path(fact.file), fact.offset)
             if blocks.on_block is not None:
                 blocks.on_block(f"ssd-{fact.reader}", self._names[fact.number], fact.number, begun, ended, fact.bytes)
 
@@ -203,15 +189,13 @@ class NativeReaders:
                 self.library.quick.readers_free(pool)
 
     def _work(self, me: int, staging: Staging) -> None:
-        work, told = self.library.waiting.readers_work, (ctypes.c_int64 * 2)()
+        work, told = self.library.waiting.readers_work, (ctypes.c_int64 * 6)()
         while (why := work(self._pool, me, told)) != ENDED:
             try:
                 if why == ODD:
-                    self._mend(me, told[0], told[1], staging)
+                    self._mend(me, told[0], told[1:], staging)
                 elif why == OVER:
                     self._tell(told[0])
-                elif why == UNCUT:
-                    self._cut(me, told[0])
                 else:
                     self.hear()
             except BaseException as caught:  # a callback that breaks its promise stops the pool, not only this thread
@@ -221,90 +205,19 @@ class NativeReaders:
         asked = self.over(number)
         asked.done(asked.error)
 
-    def _mend(self, me: int, number: int, index: int, staging: Staging) -> None:
-        """Read a block that readers.c could not, or say why it cannot be read."""
-        asked = self._asked[number]
-        assert asked.target is not None and asked.cut is not None, "it has blocks"
-        error: BaseException | None = None
+    def _mend(self, me: int, number: int, block: Sequence[int], staging: Staging) -> None:
+        """Read a block that readers.c could not, ``struct block``, or say why it cannot be read."""
+        asked, error = self._asked[number], None
+        file, offset, nbytes, dest, landing = block
+        odd = Block(self._known.path(file), offset, nbytes, dest, LANDINGS[landing])
+        assert asked.target is not None, "it has blocks"
         try:
-            block = next(itertools.islice(self._blocks_of(asked.cut), index, None))
-            if self.closed:
-                error = cancelled(block)
-            elif asked.error is None:
+            if asked.error is None:
                 self.hear()
-                error = self._blocks.tried(block, asked.target, staging)
-                self._open(block.file)
-        except BaseException as caught:
-            error = caught
-            raise
+                error = cancelled(odd) if self.closed else self._blocks.tried(odd, asked.target, staging)
+                self._known.open(odd.file)
         finally:
             asked.error = asked.error or error
             del asked
             if self.library.quick.readers_mended(self._pool, me, error is not None):
                 self._tell(number)
-
-    def _known(self, extents: Sequence[Extent], nbytes: int, aligned: bool) -> Cut | None:
-        """The blocks of ``extents``, if they are kept."""
-        found = self._cuts.get(id(extents))
-        if found is not None and found.extents is extents and found.nbytes == nbytes and found.aligned == aligned:
-            return found
-        check_fits(extents, nbytes)
-        return None
-
-    def _cut(self, me: int, number: int) -> None:
-        """Cut a request into blocks. Those of a tuple are kept: units and experts are read again and again."""
-        asked, made = self._asked[number], None
-        assert asked.target is not None, "it was asked for"
-        extents, nbytes, aligned = asked.extents, len(asked.target.into), asked.target.address % ALIGN == 0
-        words = array("q")
-        try:
-            for block in cut(extents, self._block_bytes, self._staged_bytes, nbytes, aligned):
-                words.extend(self._words(block))
-        except BaseException as caught:
-            asked.error = caught
-            del words[:]
-            raise
-        finally:
-            made = asked.cut = Cut(extents, nbytes, aligned, words, words.buffer_info()[0], len(words) // _WORDS)
-            self.library.quick.readers_cut(self._pool, me, made.address, made.count)
-        if isinstance(extents, tuple):
-            if self._kept > MOST_KEPT:
-                self._cuts.clear()
-                self._kept = 0
-            self._cuts[id(extents)] = made
-            self._kept += made.count
-
-    def _blocks_of(self, cut_: Cut) -> Iterator[Block]:
-        return cut(cut_.extents, self._block_bytes, self._staged_bytes, cut_.nbytes, cut_.aligned)
-
-    def _words(self, block: Block) -> Iterator[int]:
-        """``struct block``."""
-        ranges, copies = lands(block)
-        yield ctypes.addressof(self._opened.get(block.file) or self._open(block.file))
-        yield from (
-            block.offset,
-            block.nbytes,
-            block.dest,
-            block.start,
-            block.offset - block.start + block.nbytes,
-            len(ranges),
-            len(copies),
-        )
-        for staged, at, nbytes in ranges:
-            yield from (-1 - at if staged else at, nbytes)
-        yield from itertools.repeat(0, 2 * (_RANGES - len(ranges)))
-        for copied in (*copies, *[_NOWHERE] * (_COPIES - len(copies))):
-            yield from copied
-
-    def _open(self, path: Path) -> CFile:
-        """How ``path`` is to be read from now on. One that cannot be opened comes back as odd, and is told of there."""
-        file, state = self._files.get(path), -1
-        try:
-            fd, direct = file.fd()
-            state = 4 * fd + 2 * file.forget + direct
-        except StoreError:
-            pass
-        found = self._opened.setdefault(path, CFile(state))
-        found.state = state
-        self._paths[ctypes.addressof(found)] = path
-        return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.planner.common.measures import ALIGN
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
-from penstock.runtime.reading.blocks import Block, check_fits, cut
+from penstock.runtime.reading.blocks import Block, check_fits, cut, runs
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done, Pending
@@ -138,7 +138,7 @@ class PythonReaders:
             request = queue[0]
             if request.blocks is None:
                 aligned, nbytes = request.target.address % ALIGN == 0, len(request.target.into)
-                request.blocks = deque(cut(request.extents, self._block_bytes, self._staged_bytes, nbytes, aligned))
+                request.blocks = deque(cut(runs(request.extents, self._block_bytes, self._staged_bytes, nbytes, aligned)))
                 request.pending = Pending(len(request.blocks), request.done)
             block = request.blocks.popleft() if request.blocks else None
             if not request.blocks:

@@ -159,32 +159,34 @@ class ExpertCache:
 
     def settle(self, layer: int, expert: int) -> list[int]:
         """``expert`` of the layer visited last was used: keep it or let it go. The slots that are let go: there may be none, or two."""
-        if expert in self._kept[layer]:
-            self._unused.discard(expert)
-            if not self._late:
-                return []
-        else:
-            self._late.append(expert)
-        waiting, self._late, let_go = self._late, [], []
-        for used in waiting:
-            slot = self._settled(layer, used)
-            if slot is not None:
-                let_go.append(slot)
-        return let_go
+        return self.settle_all(layer, (expert,))
 
     def settle_all(self, layer: int, experts: Sequence[int]) -> list[int]:
         """:meth:`settle` for each of ``experts``, in this order."""
-        unchanged = not self._late and self._kept[layer].keys() >= {*experts}
-        if unchanged:
+        kept = self._kept[layer]
+        if not self._late and kept.keys() >= {*experts}:
             self._unused.difference_update(experts)
             return []
-        return [slot for expert in experts for slot in self.settle(layer, expert)]
+        let_go, ranks = list[int](), None
+        for expert in experts:
+            if expert not in kept:
+                self._late.append(expert)
+            else:
+                self._unused.discard(expert)
+            waiting, self._late = self._late, []
+            for used in waiting:
+                if ranks is None and len(kept) >= self._quotas[layer]:
+                    ranks = self._rank(layer)  # the tier above changes nothing meanwhile
+                slot = self._settled(layer, used, ranks)
+                if slot is not None:
+                    let_go.append(slot)
+        return let_go
 
-    def _settled(self, layer: int, expert: int) -> int | None:
-        """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used."""
+    def _settled(self, layer: int, expert: int, ranks: Sequence[tuple[float, int]] | None) -> int | None:
+        """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used.
+        ``ranks`` are there where all slots of the layer's own are taken."""
         kept, passing = self._kept[layer], self._passing[layer]
-        if len(kept) >= self._quotas[layer]:
-            ranks = self._rank(layer)
+        if ranks is not None:
             least = self._least(layer, ranks, expert)
             if ranks[least][0] >= ranks[expert][0]:
                 return self._let_go(passing, layer, expert)

@@ -14,7 +14,7 @@ VERSION = 1
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
-ENDED, ODD, OVER, TOLD, UNCUT = range(5)
+ENDED, ODD, OVER, TOLD = range(4)
 """Why ``readers_work`` returns."""
 
 
@@ -70,7 +70,6 @@ def readers_library() -> ReadersLibrary | None:
         ("inbox_wait", number, [address, numbers, number, number]),
         ("readers_open", address, [number, address, number]),
         ("readers_ask", number, [address, address, number, address, number]),
-        ("readers_cut", None, [address, number, address, number]),
         ("readers_work", number, [address, number, numbers]),
         ("readers_mended", number, [address, number, number]),
         ("readers_hear", number, [address, ctypes.POINTER(CFact), number]),

@@ -1,0 +1,46 @@
+#ifndef REQUEST_H
+#define REQUEST_H
+
+#include "block.h"
+#include "inbox.h"
+
+/* Bytes of a file to be read in blocks: `struct Run` of blocks.py. Everything in int64_t, so that the interpreter may write it as an
+ * array. */
+struct run {
+    const struct file *file;
+    int64_t offset, bytes, dest, landing, step;
+};
+
+/* What is asked for together. */
+struct asked {
+    const struct run *runs;
+    int64_t count, number;
+    struct inbox *inbox;
+};
+
+struct request {
+    struct request *next;
+    const struct run *runs;
+    char *into;
+    struct inbox *inbox;         /* NULL: a reader returns with its number */
+    int64_t number, count;       /* runs */
+    int64_t run, step;           /* which block is the next */
+    int64_t taken, left, blocks; /* left: blocks that are not over */
+    int64_t failed;
+};
+
+struct queue {
+    struct request *first, **end;
+};
+
+/* NULL without memory. */
+struct request *request_of(const struct asked *asked, char *into);
+/* Of a request that nobody was told of. */
+void request_free(struct request *request);
+/* Takes the next block of the queue's first request, or, of one that has failed, all that are left. 0 where it took no block: then nobody
+ * else gets any of it. */
+int take(struct queue *queue, struct block *block);
+/* Some of a request is over, and with it all, if no block is left. 1 when the caller should return with its number. */
+int over(struct request *request, int64_t left, int64_t *number);
+
+#endif
