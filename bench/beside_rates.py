@@ -49,8 +49,8 @@ class Rates:
 
 
 ASKING = 2
-"""Threads that ask for products: while one waits the next product is posted already. A call from Python takes as long as a tenth of a
-matrix in 4 bits, which a step's units do not wait for: the card asks for them, and what that takes is ``hop_s``."""
+"""Threads that ask for products: while one waits the next product is posted already. A call from Python takes some share of a matrix in
+4 bits, which a step's units do not wait for: the card asks for them, and what that takes is ``hop_s``."""
 
 
 class Busy:

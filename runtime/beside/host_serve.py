@@ -23,9 +23,10 @@ def flags(count: int) -> torch.Tensor:
 class HostServe:
     """``units``, in the order in which each step asks for them. Made by :meth:`HostPool.serve`.
 
-    Between :meth:`begin_step` and a step's last unit the pool's threads spin, or nap by 50 µs where they are not asked for 20 ms. Unit i
-    begins when ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written; then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever
-    asks clears ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
+    Between :meth:`begin_step` and a step's last unit the pool's threads sleep until shortly before they were asked in the steps before this
+    one, then spin; 20 ms later they nap by 50 µs. Unit i begins when ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written;
+    then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears ``done[i]``. Rows lie one behind the other from the buffers' first byte:
+    ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
     """
 
     def __init__(

@@ -13,6 +13,10 @@ enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
 /* Columns from a block to the one that is fetched meanwhile, where one row follows the other. */
 enum { FAR = 8192 };
 
+/* Rows of a matrix that one input row is multiplied with at once. Four share its columns, which at 14336 do not fit the first cache: that is
+ * what binds where decoding is a few operations. One has four sums on the way, which is right where decoding binds. */
+enum rows_read { ONE_ROW = 1, FOUR_ROWS = 4 };
+
 /* The order in which `block` gives 32 columns, by fours. Codes of 16 bytes stand in all quarters of a register, and each four columns are cut
  * from one of its two words of 64 bits, the first or the second by turns: so no code crosses a lane. Inputs are brought into the same order
  * once, sums back from it at a row's end, so that they are those of the columns' own order to the bit. */
@@ -106,7 +110,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
  *     open(state *, m, row)
  *     block(state *, column, __m512i w[4], n, native, far) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
  *                                                     the end; what lies far columns on is fetched */
-#define BLOCKS_AT(name, native, level, order, state, open, block, decode)                                                                   \
+#define BLOCKS_AT(name, native, level, order, read, state, open, block, decode)                                                      \
     FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -121,17 +125,17 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             open(&row, m, o);                                                                                                        \
             for (; k + BLOCK <= columns; k += BLOCK, out += BLOCK) {                                                                 \
                 block(&row, k, w, 4, native, FAR);                                                                                   \
-                _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, order == BY_TURNS ? from_turns(w[t]) : w[t]);                       \
+                _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) _mm512_storeu_si512(out + TILE * t, order == BY_TURNS ? from_turns(w[t]) : w[t]);\
             }                                                                                                                        \
             const int tiles = (int)((columns - k) / TILE);                                                                           \
             if (tiles)                                                                                                               \
                 block(&row, k, w, tiles, native, FAR);                                                                               \
             for (int t = 0; t < tiles; t++, out += TILE)                                                                             \
-                _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                                                                      \
+                _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                               \
         }                                                                                                                            \
     }                                                                                                                                \
     static STRIPS_AT(name##_strips, name##_decoded, level)                                                                           \
-    FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const uint16_t *x, float *y, int64_t stride,          \
+    FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const uint16_t *x, float *y, int64_t stride,                \
                                            const int high, const int wide)                                                           \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -151,7 +155,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
                 block(&rows[i], k, w, 4, native, far);                                                                               \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                     _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) sums[i][r] =                                                 \
-                        and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                      \
+                        and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                           \
             }                                                                                                                        \
         for (int i = 0; k < columns && i < high; i++) {                                                                              \
             __m512i w[4];                                                                                                            \
@@ -159,10 +163,10 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             block(&rows[i], k, w, tiles, native, far);                                                                               \
             for (int r = 0; r < wide; r++)                                                                                           \
                 for (int t = 0; t < tiles; t++)                                                                                      \
-                    sums[i][r] = and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                             \
+                    sums[i][r] = and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                  \
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_from(sums[i][r], order);         \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_from(sums[i][r], order);              \
     }                                                                                                                                \
     FOR_AVX512 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                          \
     {                                                                                                                                \
@@ -182,20 +186,20 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             block(&row, k, w, tiles, native, FAR);                                                                                   \
         for (int t = 0; t < tiles; t++)                                                                                              \
             sums[0] = and_pairs(sums[0], w[t], x + k + TILE * t, native);                                                            \
-        return sum_from(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])), order);                \
+        return sum_from(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])), order);                     \
     }                                                                                                                                \
-    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, float *y,         \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, float *y,               \
                                           int64_t stride, const int wide)                                                            \
     {                                                                                                                                \
         int64_t o = first;                                                                                                           \
-        for (; wide == 1 && o < last; o++)                                                                                           \
-            y[o] = name##_one(m, o, x);                                                                                         \
+        for (; wide == 1 && read == ONE_ROW && o < last; o++)                                                                        \
+            y[o] = name##_one(m, o, x);                                                                                              \
         for (; o + 4 <= last; o += 4)                                                                                                \
-            name##_some(m, o, x, y, stride, 4, wide);                                                                               \
+            name##_some(m, o, x, y, stride, 4, wide);                                                                                \
         for (; o < last; o++)                                                                                                        \
-            name##_some(m, o, x, y, stride, 1, wide);                                                                               \
+            name##_some(m, o, x, y, stride, 1, wide);                                                                                \
     }                                                                                                                                \
-    FOR_AVX512 ALONE void name##_few(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, int64_t rows, float *y,  \
+    FOR_AVX512 ALONE void name##_few(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, int64_t rows, float *y, \
                                      int64_t stride)                                                                                 \
     {                                                                                                                                \
         switch (rows) {                                                                                                              \
@@ -219,11 +223,11 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
         (m->columns % TILE || in->rows > MOST_WIDE ? name##_strips : name##_turned)(m, first, last, in, y, stride);                  \
     }
 
-#define BLOCKS(name, order, state, open, block, decode)                                                                                     \
-    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, order, state, open, block, decode)                                                            \
-    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, order, state, open, block, decode)                                                          \
+#define BLOCKS(name, order, read, state, open, block, decode)                                                                        \
+    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, order, read, state, open, block, decode)                                               \
+    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, order, read, state, open, block, decode)                                             \
     static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX)                                                                    \
-    void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
+    void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
     {                                                                                                                                \
         (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \
     }

@@ -95,8 +95,8 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
         if (next_fp8_scale(&row->at, &scale))
             row->scale = _mm512_set1_ps(scale);
         __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)(numbers + 32 * t)));
-        w[t] = both_narrowed(from_words(_mm512_extracti64x4_epi64(words, 1), row->scale), from_words(_mm512_castsi512_si256(words), row->scale),
-                             native);
+        const __m512 low = from_words(_mm512_castsi512_si256(words), row->scale);
+        w[t] = both_narrowed(from_words(_mm512_extracti64x4_epi64(words, 1), row->scale), low, native);
     }
     for (int t = 0; t < tiles; t += 2) {
         const __mmask64 none = none_of(numbers + 32 * t, tiles - t);
@@ -105,8 +105,8 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
     }
 }
 
-BLOCKS(fp8, IN_ORDER, fp8_row, open_fp8, block_fp8, fp8_rows_of)
-BLOCKS(fp8_row, IN_ORDER, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
+BLOCKS(fp8, IN_ORDER, ONE_ROW, fp8_row, open_fp8, block_fp8, fp8_rows_of)
+BLOCKS(fp8_row, IN_ORDER, ONE_ROW, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
 
 struct fp8_row_avx2 {
     struct fp8_place at;

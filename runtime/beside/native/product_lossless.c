@@ -66,7 +66,8 @@ FOR_AVX512 static __attribute__((noinline)) void put_escapes(struct lossless_row
         w[t] = _mm512_load_si512(numbers + TILE * t);
 }
 
-FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
+FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, __m512i *w, const int tiles, const int native,
+                                     const int64_t far)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     const uint8_t *low = row->low + column, *codes = row->codes + column / 2;
@@ -87,5 +88,5 @@ FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, _
         put_escapes(row, row->begin + column, w);
 }
 
-BLOCKS(lossless, IN_ORDER, lossless_row, open_lossless, block_lossless, lossless_rows)
+BLOCKS(lossless, IN_ORDER, FOUR_ROWS, lossless_row, open_lossless, block_lossless, lossless_rows)
 #endif

@@ -95,7 +95,7 @@ FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i
         w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), mxfp4_table(plain, scales[t], native));
 }
 
-BLOCKS(mxfp4, BY_TURNS, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
+BLOCKS(mxfp4, BY_TURNS, ONE_ROW, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
 
 /* Of codes' numbers, unscaled: each has four bits, so none is rounded. */
 FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
@@ -133,8 +133,8 @@ FOR_AVX2 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, in
 FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
-    const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_setr_epi64(0, 0x0010001000100010, 0, 0x0010001000100010, 0, 0x0010001000100010,
-                                                                            0, 0x0010001000100010);
+    const int64_t odd = 0x0010001000100010;
+    const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_setr_epi64(0, odd, 0, odd, 0, odd, 0, odd);
     const uint8_t *codes = row->codes + column / 2;
     float scales[BLOCK / SMALL_GROUP];
     uint8_t bits[BLOCK / SMALL_GROUP] = {0};
@@ -156,7 +156,7 @@ FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i
     }
 }
 
-BLOCKS(nvfp4, BY_TURNS, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
+BLOCKS(nvfp4, BY_TURNS, ONE_ROW, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
 
 FOR_AVX2 ALONE __m256 nvfp4_scale_avx2(const struct nvfp4_row *row, uint8_t bits)
 {

@@ -127,7 +127,8 @@ FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i 
     if (__builtin_expect(row->at.left >= BLOCK && tiles == 4, 1)) { /* one table for all */
         const __m512i table = row->table;
         row->at.left -= BLOCK;
-        _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), table);
+        _Pragma("GCC unroll 4") for (int t = 0; t < 4; t++) w[t] =
+            _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), table);
         return;
     }
     for (int t = 0; t < tiles; t++) {
@@ -136,7 +137,8 @@ FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i 
     }
 }
 
-FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native, const int64_t far)
+FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native,
+                                  const int64_t far)
 {
     const uint8_t *codes = row->at.codes + column;
     fetch(codes, far, 2);
@@ -250,7 +252,7 @@ FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column,
 BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
-BLOCKS(int4, BY_TURNS, whole_row, open_int4, block_int4, int4_strip)
-BLOCKS(int8, IN_ORDER, whole_row, open_int8, block_int8, int8_strip)
-BLOCKS(uint8, IN_ORDER, whole_row, open_uint8, block_uint8, uint8_strip)
+BLOCKS(int4, BY_TURNS, ONE_ROW, whole_row, open_int4, block_int4, int4_strip)
+BLOCKS(int8, IN_ORDER, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
+BLOCKS(uint8, IN_ORDER, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
 #endif

@@ -77,8 +77,8 @@ void served_ready(struct served *served, int64_t rows)
     }
 }
 
-/* Sleeps while the ask is further off than SOON by what the last steps' gaps were, by halves: so one that comes early is not missed by all of
- * it. Afterwards a thread stays awake for a while; whoever asks later than that is late, and others may have the core. */
+/* Sleeps while the ask is further off than SOON by the gaps of the last steps, by halves, so that most of an early one's wait is seen. Later
+ * a thread stays awake for a while; whoever asks later than that is late, and others may have the core. */
 static void pass_time(int64_t since, int64_t now, int64_t gap)
 {
     const int64_t left = since + gap - SOON_NS - now;

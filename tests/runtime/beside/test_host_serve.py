@@ -73,6 +73,19 @@ def test_each_step_answers_what_it_is_asked(asking: Asking) -> None:
             pass
 
 
+def test_a_step_that_asks_sooner_or_later_than_those_before_is_answered(asking: Asking) -> None:
+    """Threads sleep through the gaps that they know, of 3 ms here; a shorter or a longer one is answered, too."""
+    x = normal(ROWS, HIDDEN)
+    expected = [asking.expected(number, x) for number in range(3)]
+    for gap_s in (0.003, 0.003, 0.0, 0.03, 0.0):
+        asking.serve.begin_step()
+        for number in range(3):
+            time.sleep(gap_s)
+            assert torch.equal(asking.asked(number, x), expected[number])
+        while not asking.serve.ended:
+            pass
+
+
 def test_times_tell_the_order_of_units(asking: Asking) -> None:
     before = time.perf_counter()
     asking.serve.begin_step()
