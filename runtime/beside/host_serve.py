@@ -25,8 +25,8 @@ class HostServe:
 
     Between :meth:`begin_step` and a step's last unit the pool's threads sleep until shortly before they were asked in the steps before this
     one, then spin; 20 ms later they nap by 50 µs. Unit i begins when ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written;
-    then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears ``done[i]``. Rows lie one behind the other from the buffers' first byte:
-    ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
+    then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears ``done[i]``. Rows lie one behind the other from the buffers' first
+    byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
     """
 
     def __init__(
