@@ -7,7 +7,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <time.h>
 
 enum { MOST_THREADS = 256, JOBS = 64 };
@@ -122,9 +121,6 @@ static void *live(void *given)
     int64_t core = ((struct member *)given)->core;
     free(given);
     pthread_setname_np(pthread_self(), "penstock-beside");
-#ifdef PR_SET_TIMERSLACK
-    prctl(PR_SET_TIMERSLACK, 1UL, 0UL, 0UL, 0UL); /* a nap is as long as it was asked for, and not by 50 us longer */
-#endif
     if (core >= 0) {
         cpu_set_t set;
         CPU_ZERO(&set);

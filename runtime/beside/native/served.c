@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* SOON: an ask that comes within it is waited for awake, since waking up takes a part of it. */
-enum { SPIN_NS = 20000000, NAP_NS = 50000, SOON_NS = 200000, LOOKS = 64 };
+enum { SPIN_NS = 20000000, NAP_NS = 50000, LOOKS = 64 };
 
 int64_t now_ns(void);
 
@@ -45,28 +44,8 @@ int64_t served_over(const struct served *served)
     return __atomic_load_n(&served->units[served->count - 1].ended, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* What a step's gaps say of the next one's: a shorter one is believed at once, a longer one by an eighth more each step. */
-static int64_t gap_after(int64_t known, int64_t found)
-{
-    return !known || found < known ? found : found - known < known / 8 ? found : known + known / 8 + 1;
-}
-
-static void learn_gaps(struct served *served)
-{
-    int64_t before = served->readied;
-    for (int64_t i = 0; i < served->count; i++) {
-        struct served_unit *unit = &served->units[i];
-        if (!unit->begun || !unit->ended)
-            return; /* abandoned there */
-        unit->gap = gap_after(unit->gap, unit->begun - before);
-        before = unit->ended;
-    }
-}
-
 void served_ready(struct served *served, int64_t rows)
 {
-    learn_gaps(served);
-    served->readied = now_ns();
     served->rows = rows;
     served->front = 0;
     for (int64_t i = 0; i < served->count; i++) {
@@ -75,17 +54,6 @@ void served_ready(struct served *served, int64_t rows)
         memset(&unit->progress, 0, sizeof unit->progress);
         unit->begun = unit->ended = 0;
     }
-}
-
-/* Sleeps while the ask is further off than SOON by the gaps of the last steps, by halves, so that most of an early one's wait is seen. Later
- * a thread stays awake for a while; whoever asks later than that is late, and others may have the core. */
-static void pass_time(int64_t since, int64_t now, int64_t gap)
-{
-    const int64_t left = since + gap - SOON_NS - now;
-    if (left > NAP_NS)
-        nanosleep(&(struct timespec){left / 2 / 1000000000, left / 2 % 1000000000}, NULL);
-    else if (now - since > gap + SPIN_NS)
-        nanosleep(&(struct timespec){0, NAP_NS}, NULL);
 }
 
 /* Until unit i is asked, or another thread saw that it is. 0 when there is no use in waiting. */
@@ -109,7 +77,8 @@ static int await_unit(struct served *served, int64_t i)
             continue;
         int64_t now = now_ns();
         since = since ? since : now;
-        pass_time(since, now, served->units[i].gap);
+        if (now - since > SPIN_NS) /* whoever asks is late: others may have the core */
+            nanosleep(&(struct timespec){0, NAP_NS}, NULL);
     }
 }
 

@@ -11,11 +11,11 @@ struct served_unit {
     struct unit unit;
     struct scratch scratch;
     struct progress progress;
-    int64_t begun, ended, gap; /* ns; gap: from the unit before to this one's ask, as steps before this one had it, 0 where none had */
+    int64_t begun, ended; /* ns */
 };
 
 struct served {
-    int64_t count, rows, readied; /* ns */
+    int64_t count, rows;
     const uint16_t *x;
     uint16_t *y;
     int32_t *ask, *done;
