@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from enum import Enum
+from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +12,15 @@ from penstock.planner.common.measures import ALIGN, align_down, align_up
 from penstock.runtime.reading.layout import Extent
 
 
-class Landing(Enum):
-    """How a block's bytes get to their place when they are read with O_DIRECT."""
+class Landing(IntEnum):
+    """How a block's bytes get to their place when they are read with O_DIRECT; the numbers are those of block.h."""
 
-    whole = "the aligned superset lands in the buffer"
-    edges = "whole pages land in the buffer; the pages at the edges, shared with others, are copied"
-    staged = "everything is copied"
+    whole = 0
+    """The aligned superset lands in the buffer."""
+    edges = 1
+    """Whole pages land in the buffer; the pages at the edges, shared with others, are copied."""
+    staged = 2
+    """Everything is copied."""
 
 
 class Block(NamedTuple):

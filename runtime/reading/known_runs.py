@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.runtime.reading.blocks import Landing, check_fits, runs
+from penstock.runtime.reading.blocks import check_fits, runs
 from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.readers_library import CFile
@@ -16,8 +16,6 @@ from penstock.runtime.reading.store_errors import StoreError
 
 MOST_KEPT = 1 << 17
 """Extents that are kept as runs, at most: 48 bytes each."""
-LANDINGS = tuple(Landing)
-"""By their numbers in block.h."""
 
 
 class Runs(NamedTuple):
@@ -48,8 +46,9 @@ class KnownRuns:
             return found
         check_fits(extents, nbytes)
         words = array("q")
-        for file, *place, landing, step in runs(extents, self._block_bytes, self._staged_bytes, nbytes, aligned):
-            words.extend((ctypes.addressof(self._opened.get(file) or self.open(file)), *place, LANDINGS.index(landing), step))
+        for run in runs(extents, self._block_bytes, self._staged_bytes, nbytes, aligned):
+            words.append(ctypes.addressof(self._opened.get(run.file) or self.open(run.file)))
+            words.extend(run[1:])
         made = Runs(extents, nbytes, aligned, words, words.buffer_info()[0])
         if isinstance(extents, tuple):
             if self._kept > MOST_KEPT:

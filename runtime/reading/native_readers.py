@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from penstock.planner.common.measures import ALIGN
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
-from penstock.runtime.reading.blocks import Block
+from penstock.runtime.reading.blocks import Block, Landing
 from penstock.runtime.reading.files import FileTable
-from penstock.runtime.reading.known_runs import LANDINGS, KnownRuns, Runs
+from penstock.runtime.reading.known_runs import KnownRuns, Runs
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
@@ -209,7 +209,7 @@ class NativeReaders:
         """Read a block that readers.c could not, ``struct block``, or say why it cannot be read."""
         asked, error = self._asked[number], None
         file, offset, nbytes, dest, landing = block
-        odd = Block(self._known.path(file), offset, nbytes, dest, LANDINGS[landing])
+        odd = Block(self._known.path(file), offset, nbytes, dest, Landing(landing))
         assert asked.target is not None, "it has blocks"
         try:
             if asked.error is None:

@@ -88,14 +88,21 @@ static struct queue *next_queue(struct readers *pool)
     return pool->urgent.first ? &pool->urgent : pool->usual.first ? &pool->usual : NULL;
 }
 
-/* Under the lock: wakes a reader, unless `most` were woken that have still to look. Whoever asks wakes one; each that comes wakes two: to
- * wake a thread takes the thread that launches kernels 5 to 30 us. */
-static void call(struct readers *pool, int64_t most)
+/* Under the lock: 1 when the caller should wake a reader, once it has let go of the lock, which that one takes first; 0 where `most` were
+ * woken that have still to look. Whoever asks wakes one; each that comes wakes two: to wake a thread takes the thread that launches
+ * kernels 5 to 30 us. */
+static int call(struct readers *pool, int64_t most)
 {
     if (pool->called >= most || pool->called >= pool->idle)
-        return;
+        return 0;
     pool->called++;
-    pthread_cond_signal(&pool->work);
+    return 1;
+}
+
+static void wake(struct readers *pool, int readers)
+{
+    while (readers--)
+        pthread_cond_signal(&pool->work);
 }
 
 /* 0, or 1 without memory: then nothing is asked for. The runs, and what they land in, must stay until the request is over: then its number
@@ -116,8 +123,9 @@ int64_t readers_ask(struct readers *pool, const struct asked *asked, int64_t req
     struct queue *queue = urgent ? &pool->urgent : &pool->usual;
     *queue->end = first;
     queue->end = end;
-    call(pool, 1);
+    int woken = call(pool, 1);
     pthread_mutex_unlock(&pool->lock);
+    wake(pool, woken);
     return 0;
 }
 
@@ -201,26 +209,32 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         struct request *request = queue->first;
         int some = take(queue, &block);
         int64_t left = request->left, closed = pool->closed;
+        int woken = 0;
         if ((queue = next_queue(pool))) {
-            call(pool, pool->threads);
+            woken = call(pool, pool->threads);
             if (queue->first->next || queue->first->blocks - queue->first->taken > 1)
-                call(pool, pool->threads);
+                woken += call(pool, pool->threads);
         }
         if (!some) {
             pthread_mutex_unlock(&pool->lock);
+            wake(pool, woken);
             if (over(request, left, &told[0]))
                 return OVER;
             continue;
         }
         struct fact fact = {now_ns(), 0, -1, request->number, me, block.offset, block.file};
-        if (!closed) {
+        if (!closed)
             note(pool, &fact);
-            int32_t state = __atomic_load_n(&block.file->state, __ATOMIC_ACQUIRE);
-            pthread_mutex_unlock(&pool->lock);
+        int32_t state = __atomic_load_n(&block.file->state, __ATOMIC_ACQUIRE);
+        pthread_mutex_unlock(&pool->lock);
+        wake(pool, woken);
+        if (!closed) {
             fact.bytes = read_block(&block, state, request->into, staging, copy, &copies);
             if (fact.bytes >= 0 && copies && !copy_all(pool, copy, copies))
                 fact.bytes = -1;
-            pthread_mutex_lock(&pool->lock);
+        }
+        pthread_mutex_lock(&pool->lock);
+        if (!closed) {
             fact.ended_ns = now_ns();
             note(pool, &fact);
         }
