@@ -373,7 +373,7 @@ class Simulation:
         routing = routers.next(self._places[layer], self._sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing)
-        self._issued_ns, called_ns = 0, each.called_ns * experts.copied
+        self._issued_ns, called_ns, begun = 0, each.called_ns * experts.copied, lanes.now
         while experts.waiting:
             since = lanes.now
             yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
@@ -391,6 +391,8 @@ class Simulation:
             called_ns = 0
             yield self.compute(Work(("expert", layer), name, 0, lambda: None), self._left_to_compute(length_ns))
             experts.used(expert)
+        if experts.shared and lanes.now < begun + each.shared_ns:
+            yield self.compute(Work(("expert", layer), f"launches.{layer}", 0, lambda: None), begun + each.shared_ns - lanes.now)
 
     def _left_to_compute(self, length_ns: int) -> int:
         """Of a piece of compute what the host did not issue while it waited for experts."""
