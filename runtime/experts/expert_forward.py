@@ -149,10 +149,12 @@ class LayerExperts:
         assert not isinstance(group, Made), "nothing is computed elsewhere in a rehearsal"
         first = group[0][1]
         table = ExpertTable(weights.shape[1], first, hidden.device, alias)
-        for found in (Tabled(table, None), Tabled(table, staging.of(len(group), first, hidden.device))):
-            if self.by_table(hidden, weights, found) is not None:
-                return found
-        return None
+        found = Tabled(table, None)
+        if self.by_table(hidden, weights, found) is not None:
+            return found
+        staged = staging.of(len(group), first, hidden.device)
+        found = Tabled(table, staged)
+        return None if staged is None or self.by_table(hidden, weights, found) is None else found
 
     def by_table(self, hidden: torch.Tensor, weights: torch.Tensor, found: Tabled) -> torch.Tensor | None:
         """[1, hidden], [1, top_k] -> [1, hidden]: as a call does with the experts that the table names when the kernels run. None where no

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.planner.common.measures import align_up
+from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.placement import Placement
 from penstock.planner.contract.given.formats import FORMATS
@@ -36,7 +36,7 @@ def staged_bytes(model: ModelSpec, tokens: int) -> int:
     kernels find them where they lie, where there are several tokens, and for more than ``MOST_STAGED_BYTES``."""
     if model.experts is None or tokens > 1 or _found_where_they_lie(model):
         return 0
-    nbytes = model.experts.top_k * align_up(model.experts.expert_bytes)
+    nbytes = model.experts.top_k * (align_up(model.experts.expert_bytes) + ALIGN)  # tensors begin at multiples of 256 bytes
     return nbytes if nbytes <= MOST_STAGED_BYTES else 0
 
 
