@@ -34,7 +34,7 @@ from penstock.planner.contract.lessons.corrections import slowed  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 from penstock.planner.simulate.act import Simulation  # noqa: E402
-from penstock.planner.simulate.lanes import NS  # noqa: E402
+from penstock.planner.simulate.lanes.lanes import NS  # noqa: E402
 from penstock.planner.simulate.routers import RecordedRouters  # noqa: E402
 
 CASES: Mapping[str, tuple[str, ...]] = {

@@ -10,8 +10,8 @@ from typing import Any
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, H2D, HOP, KV, SSD, Timeline
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.simulate.act import Acted
-from penstock.planner.simulate.lanes import LINKS, NS
+from penstock.planner.simulate.acted import Acted
+from penstock.planner.simulate.lanes.lanes import LINKS, NS
 
 FIGURES = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "ssd_bytes_per_token", "h2d_bytes_per_token")
 """Of ``penstock.planner.contract.prices.cost.Prediction``, what a simulation finds, too."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import Tier, WeightForm
-from penstock.planner.contract.decided.kv_tiers import attended_on_host, kv_tiers
+from penstock.planner.contract.decided.decisions import WeightForm
+from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.decided.recording import are_tabled, is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, copied_issue_s, pieces_issue_s, shared_issue_s
@@ -20,7 +21,7 @@ from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
 from penstock.planner.contract.speculation.drafting import counted_tokens
-from penstock.planner.simulate.lanes import NS, ns
+from penstock.planner.simulate.lanes.lanes import NS, ns
 
 PREFILL = "prefill"
 
@@ -237,7 +238,10 @@ def _as_bytes(hardware: HardwareProfile, seconds: float) -> float:
     return seconds * hardware.weight_gbps * GB
 
 
-def outside_kv(plan: Plan) -> dict[int, Tier]:
-    """Layers whose KV does not lie where it is computed with, and where it does."""
-    own = Tier.vram if plan.hardware.gpu else Tier.dram
-    return {i: tier for i, tier in enumerate(kv_tiers(plan.model.layers, plan.decisions.kv)) if tier is not own}
+def host_units(plan: Plan) -> dict[Unit, int]:
+    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it."""
+    decisions, placement, rows = plan.decisions, plan.placement, plan.decisions.batch * drafted_rows(plan)
+    if not decisions.weights.host.compute(rows):
+        return {}
+    beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms)
+    return {unit: ns(beside.handed_s(placement.spec(unit))) for unit in placement.host_units}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.planner.contract.policy.layer_slots import CacheStats
-from penstock.planner.simulate.events import Record
+from penstock.planner.simulate.lanes.events import Record
 
 ADDED = ("hits", "misses", "loads", "evictions_out_of_window", "evictions_in_window", "shrinks", "waits", "accesses")
 """Of ``CacheStats``, what adds up."""

@@ -23,7 +23,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import broken_in, read_plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.simulate.act import Options, Progress, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options, Progress
 from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.ranks.dealt_told import DealtTold

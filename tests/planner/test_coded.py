@@ -25,7 +25,8 @@ from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.stored.activations import named_activations
 from penstock.planner.explain.purchases import offers
 from penstock.planner.render.assumed import assumed
-from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.planning import answer

@@ -16,7 +16,8 @@ from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import Stage, ssd_gbps
-from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.terms.problem import Question

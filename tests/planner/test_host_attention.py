@@ -19,7 +19,8 @@ from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
-from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
 from penstock.planner.solver.program import solve
 from tests.planner.small import GB, machine, model, work
 from tests.planner.test_program_properties import SLOWER, machines, models, solved, workloads

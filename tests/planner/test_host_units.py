@@ -27,8 +27,8 @@ from penstock.planner.export.otherwise import copied
 from penstock.planner.export.wsm_env import ENV
 from penstock.planner.render.decided import decided
 from penstock.planner.simulate.act import Simulation
-from penstock.planner.simulate.feed import RecordedFeed
-from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.simulate.lanes.feed import RecordedFeed
+from penstock.planner.simulate.lanes.lanes import Lanes, Work
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.program import optimum, solve
 from penstock.planner.solver.terms.problem import Question

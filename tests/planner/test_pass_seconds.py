@@ -14,7 +14,8 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.explain.explanation import explain
 from penstock.planner.export.otherwise import planned
 from penstock.planner.render.step_lanes import EACH_PASS, ROUTERS, lanes
-from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.solver.program import optimum, search, solve
 from penstock.planner.solver.terms.problem import Question

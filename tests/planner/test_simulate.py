@@ -26,8 +26,9 @@ from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Resource, computing_of
 from penstock.planner.contract.prices.stages import decode_compute_s, prefill_compute_s
 from penstock.planner.contract.rules.broken import broken_rules
-from penstock.planner.simulate.act import Acted, Options, Simulation
-from penstock.planner.simulate.lanes import NS, Lanes, Work
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Acted, Options
+from penstock.planner.simulate.lanes.lanes import NS, Lanes, Work
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import solve

@@ -31,8 +31,8 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
-from penstock.planner.simulate.act import Acted, Options
-from penstock.planner.simulate.lanes import Clock, Lanes, Work
+from penstock.planner.simulate.acted import Acted, Options
+from penstock.planner.simulate.lanes.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.solver.ranks_choice import answer_dealt

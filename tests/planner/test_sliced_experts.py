@@ -19,7 +19,7 @@ from penstock.planner.contract.plan.planfile import check_plan
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.explain.purchases import offers
-from penstock.planner.simulate.act import Options
+from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.share_choice import share_of

@@ -18,7 +18,8 @@ from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.policy import make_policy
-from penstock.planner.simulate.act import Acted, Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Acted, Options
 from penstock.planner.verbs.simulate_verb import simulate_verb
 from penstock.runtime.asked.run_schema import ExpertsConfig
 from penstock.runtime.engine.engine import Engine
@@ -139,7 +140,7 @@ def test_spilled_kv_is_read_and_given_up_in_the_order_of_a_run(checkpoint: Path,
     simulation = Simulation(plan, Options(skip=False))
     opened: list[object] = []
     batch = simulation._batch
-    simulation._batch = lambda n: (batch(n), opened.append(simulation._kv))
+    simulation._batch = lambda n: (batch(n), opened.append(simulation.engine._kv))
     simulation.run()
     ran, acted = homes[-1]._cache.stats, opened[-1]._home._slots.stats
     assert (acted.loads, acted.accesses, acted.evictions_out_of_window) == (ran.loads, ran.accesses, ran.evictions_out_of_window)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.simulate.feed import RecordedFeed
-from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.simulate.lanes.feed import RecordedFeed
+from penstock.planner.simulate.lanes.lanes import Lanes, Work
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.simulate.lanes import LINKS
+from penstock.planner.simulate.lanes.lanes import LINKS
 from penstock.planner.simulate.outcome import PHASES, Told
 
 

@@ -14,9 +14,11 @@ from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.ranks.rank_chain import recorded_hop_s, told_bytes
 from penstock.planner.contract.ranks.rank_parts import parts_of
-from penstock.planner.simulate.act import Among, Options, Simulation, Wait
-from penstock.planner.simulate.lanes import Clock, Work, ns
+from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.lanes.lanes import Clock, Work, ns
+from penstock.planner.simulate.lanes.wait import Wait
 from penstock.planner.simulate.routers import DrawnRouters
+from penstock.planner.simulate.simulated_engine import Among, SimulatedEngine
 from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 
 LAST, LOGITS = "last", "logits"
@@ -47,8 +49,9 @@ class RankPlay:
         self._sliced = frozenset(experts.layers if experts and self.plan.model.slices > 1 else ())
         """Layers whose experts all ranks have slices of: they are routed alike everywhere."""
         routers = DrawnRouters(experts, 0 if self._sliced else number) if experts else None
-        self.sim = Simulation(self.plan, options, routers=routers, among=among)
-        self.sim.sharing = self if self._sliced else None
+        self.engine = SimulatedEngine(self.plan, options, routers, among)
+        if self._sliced and self.engine.routed is not None:
+            self.engine.routed.sharing = self
 
     def passes(self, batch: int) -> list[tuple[int, PartedPass]]:
         """So many equal ones at a time, for ``batch`` sequences."""
@@ -56,28 +59,27 @@ class RankPlay:
         chunk = min(decided.prefill_chunk_tokens, work.prompt_tokens)
         parts = parts_of(batch * chunk, decided.prefill_part_tokens)
         cut = replace(decided, prefill_chunk_tokens=-(-chunk // parts), prefill_part_tokens=0)
-        runs = passes_of(replace(self.plan, decisions=cut), self.sim.units, batch)
-        idle = passes_of(self.plan, self.sim.units, batch)[0].each.idle_ns
+        runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch)
+        idle = passes_of(self.plan, self.engine.units, batch)[0].each.idle_ns
         prompt = [replace(run.each, idle_ns=idle) for run in runs if run.each.prefill]
         found = [(1, PartedPass(tuple(prompt[at : at + parts]))) for at in range(0, len(prompt), parts)]
         return found + [(run.count, PartedPass((run.each,))) for run in runs if not run.each.prefill]
 
     def begin_batch(self, batch: int, passes: Sequence[tuple[int, PartedPass]]) -> None:
         """``passes`` of so many sequences come next."""
-        self.sim.begin_batch(batch, [Passes(count, one.parts[0]) for count, one in passes])
+        self.engine.begin_batch(batch, [Passes(count, one.parts[0]) for count, one in passes])
 
     def passing(self, asked: PartedPass) -> Iterator[Wait]:
         """This rank's part of one pass, in steps between which something is waited for."""
-        sim, parts, last_layer = self.sim, asked.parts, self._dealing.layers - 1
-        before = sim.begin_pass(parts[0])
-        launching = sim.lanes.of[LAUNCH]
-        handed = frozenset() if parts[0].prefill else sim.on_host
+        engine, parts, last_layer = self.engine, asked.parts, self._dealing.layers - 1
+        before = engine.begin_pass(parts[0])
+        launching = engine.lanes.of[LAUNCH]
+        handed = frozenset() if parts[0].prefill else engine.on_host
         own_layers = len(self._dealing.of(self.number))
         ends = iter([*sorted(unit.layer + 1 for unit in handed), own_layers])
         launched = self._launch(parts, 0, next(ends) / own_layers)
-        if before_ns := sum(part.before_ns for part in parts):
-            yield sim.compute(Work(("embedding",), "embedding", 0, lambda: None), before_ns)
-        layers = [(at, unit) for at, unit in enumerate(sim.units) if unit.kind != "head"]
+        yield from engine.embed(sum(part.before_ns for part in parts))
+        layers = [(at, unit) for at, unit in enumerate(engine.units) if unit.kind != "head"]
         for layer, owner in enumerate(self._dealing.owners):
             if owner != self.number:
                 yield from self._serve(layer, parts[0])
@@ -89,52 +91,53 @@ class RankPlay:
                 for at, unit in own:
                     if unit in handed:
                         yield Wait(lambda: not launching.moving, "launching")
-                    yield from sim.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
+                    yield from engine.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
                     if unit in handed:
                         launched = self._launch(parts, launched, next(ends) / own_layers)
                 if layer < last_layer and self._dealing.owner(layer + 1) != self.number:
                     self._send(layer + 1, number, part)
         yield from self._logits(parts[-1], self._dealing.owner(last_layer))
         yield Wait(lambda: not launching.moving, "launching")
-        sim.end_pass(parts[0], before)
+        engine.end_pass(parts[0], before)
 
     def _launch(self, parts: Sequence[Pass], since: float, until: float) -> float:
         """What the pass launches from one share of its layers until another one -> that. Whoever hands a unit to the CPU launches nothing
         beyond it until that is done."""
         if launch_ns := round(sum(part.launch_ns for part in parts) * (until - since)):
-            self.sim.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
+            self.engine.lanes.add(LAUNCH, Work(("launch",), "launching", 0, lambda: None), launch_ns)
         return until
 
     def tell(self, layer: int, each: Pass) -> None:
-        """See :class:`penstock.planner.simulate.act.Sharing`."""
+        """See :class:`penstock.planner.simulate.routed_layers.Sharing`."""
         nbytes = self._rows(each) * told_bytes(self.plan.model)
         self._hop(f"{TOLD}.{layer}", 0, self._widest.hop_of(nbytes), nbytes)
 
     def gather(self, layer: int) -> Iterator[Wait]:
-        """See :class:`penstock.planner.simulate.act.Sharing`."""
+        """See :class:`penstock.planner.simulate.routed_layers.Sharing`."""
         for other in range(self._dealing.count):
             if other != self.number:
                 yield from self._arrival(f"{MADE}.{layer}", other)
 
     def _serve(self, layer: int, part: Pass) -> Iterator[Wait]:
         """Compute with this rank's slices of another one's ``layer``, where it has some."""
-        if layer in self._sliced:
+        routed = self.engine.routed
+        if routed is not None and layer in self._sliced:
             yield from self._arrival(f"{TOLD}.{layer}", 0)
-            yield self.sim.compute(Work(("served", layer), f"served.{layer}", 0, lambda: None), part.served_ns)
-            yield from self.sim.route(part, layer)
+            yield self.engine.lanes.do(COMPUTE, Work(("served", layer), f"served.{layer}", 0, lambda: None), part.served_ns)
+            yield from routed.route(part, layer)
             nbytes = self._rows(part) * self._state_bytes
             self._hop(f"{MADE}.{layer}", self.number, self._widest.hop_of(nbytes), nbytes)
 
     def _logits(self, part: Pass, owner: int) -> Iterator[Wait]:
         """The last hidden states go to all ranks, each multiplies by its rows of the LM head, and the first one has all logits."""
-        sim, count = self.sim, self._dealing.count
+        engine, count = self.engine, self._dealing.count
         if self.number == owner:
             self._hop(LAST, 0, self._behind_s(part))
         else:
             yield from self._arrival(LAST, 0)
-        for at, unit in enumerate(sim.units):
+        for at, unit in enumerate(engine.units):
             if unit.kind == "head":
-                yield from sim.visit(part, unit, part.unit_ns[at])
+                yield from engine.visit(part, unit, part.unit_ns[at])
         if self.number:
             self._hop(LOGITS, self.number, self._behind_s(part))
             return
@@ -142,9 +145,9 @@ class RankPlay:
             yield from self._arrival(LOGITS, other)
 
     def _arrival(self, what: object, number: int) -> Iterator[Wait]:
-        since = self.sim.lanes.now
+        since = self.engine.lanes.now
         yield Wait(lambda: (what, number) in self._here, f"{what}, part {number}")
-        self.sim.record.waited(COMPUTE, HOP, f"{what}.{number}", since, self.sim.lanes.now)
+        self.engine.record.waited(COMPUTE, HOP, f"{what}.{number}", since, self.engine.lanes.now)
 
     def _send(self, layer: int, number: int, part: Pass) -> None:
         nbytes = self._rows(part) * self._state_bytes
@@ -175,7 +178,7 @@ class RankPlay:
 
     def _hop(self, what: object, number: int, seconds: float, nbytes: int = 0) -> None:
         done = partial(self._here.add, (what, number))
-        self.sim.lanes.add(HOP, Work((what, number), f"{what}.{number}", nbytes, done), ns(seconds))
+        self.engine.lanes.add(HOP, Work((what, number), f"{what}.{number}", nbytes, done), ns(seconds))
 
 
 def _unshared(share: HardwareProfile, whole: HardwareProfile, number: int) -> HardwareProfile:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.simulate.act import Acted, Options, Progress, Wait
-from penstock.planner.simulate.lanes import Clock
+from penstock.planner.simulate.acted import Acted, Options, Progress
+from penstock.planner.simulate.lanes.lanes import Clock
+from penstock.planner.simulate.lanes.wait import Wait
 from penstock.planner.simulate.ranks.rank_play import PartedPass, RankPlay
 from penstock.planner.simulate.sums import Stand, acted_out
 
@@ -28,22 +29,22 @@ class RanksSimulation:
         waves, rest = divmod(max(work.requests, batch), batch)
         self._steps = (waves + bool(rest)) * (work.new_tokens - 1)
         for rank in self._ranks:
-            rank.sim.fill()
+            rank.engine.fill()
         while self._clock.step():
             self._settle()
         self._rebase()
         for rank in self._ranks:
-            rank.sim.record.begin()
+            rank.engine.record.begin()
         acted_out(waves, 0, lambda: self._batch(batch), self._stand)
         if rest:
             self._batch(rest)
-        return tuple(rank.sim.outcome() for rank in self._ranks)
+        return tuple(rank.engine.outcome() for rank in self._ranks)
 
     def _batch(self, batch: int) -> None:
         passes = [rank.passes(batch) for rank in self._ranks]
         for rank, own in zip(self._ranks, passes, strict=True):
             rank.begin_batch(batch, own)
-        first = self._ranks[0].sim.record
+        first = self._ranks[0].engine.record
         began, prompts = first.offset_ns, True
         for together in zip(*passes, strict=True):
             count, each = together[0][0], [one for _, one in together]
@@ -57,14 +58,14 @@ class RanksSimulation:
 
     def _mark_prefill(self, taken_ns: int) -> None:
         for rank in self._ranks:
-            rank.sim.record.prefill_ns.append(taken_ns)
+            rank.engine.record.prefill_ns.append(taken_ns)
 
     def _step(self, each: Sequence[PartedPass]) -> None:
-        first = self._ranks[0].sim.record
+        first = self._ranks[0].engine.record
         began = first.offset_ns
         self._pass(each)
         for rank in self._ranks:
-            rank.sim.record.step_ns.append(first.offset_ns - began)
+            rank.engine.record.step_ns.append(first.offset_ns - began)
         self._progress(len(first.step_ns), self._steps)
 
     def _pass(self, each: Sequence[PartedPass]) -> None:
@@ -80,9 +81,9 @@ class RanksSimulation:
                 self._go_on(waits, number, going[number])
             if not ready and not self._clock.step():
                 raise next(iter(waits.values())).stuck()
-        idle_ns = max(rank.sim.idle_ns for rank in self._ranks)
+        idle_ns = max(rank.engine.idle_ns for rank in self._ranks)
         for rank in self._ranks:
-            rank.sim.idle_ns = idle_ns
+            rank.engine.idle_ns = idle_ns
         self._rebase()
 
     @staticmethod
@@ -95,13 +96,13 @@ class RanksSimulation:
 
     def _settle(self) -> None:
         for rank in self._ranks:
-            rank.sim.settle()
+            rank.engine.settle()
 
     def _rebase(self) -> None:
         passed = self._clock.rebase()
         for rank in self._ranks:
-            rank.sim.rebased(passed)
+            rank.engine.rebased(passed)
 
     def _stand(self) -> list[Stand] | None:
-        stands = [stand for rank in self._ranks if (stand := rank.sim.stand()) is not None]
+        stands = [stand for rank in self._ranks if (stand := rank.engine.stand()) is not None]
         return stands if len(stands) == len(self._ranks) else None

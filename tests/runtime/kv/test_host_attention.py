@@ -20,7 +20,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.simulate.act import Options, Simulation
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling

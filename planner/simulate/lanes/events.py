@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from penstock.planner.common.timeline.spans import Span
-from penstock.planner.simulate.lanes import NS
+from penstock.planner.common.timeline.spans import PASS, Span
+from penstock.planner.simulate.lanes.lanes import NS
 
 SPANS_KEPT = 200_000
 """Spans of a simulation's timeline, at most: as many as of a run's."""
@@ -47,9 +47,9 @@ class Record:
         self.counts[f"{track} waits for {waits_for}, ns"] += end - begin
         self.keep(Span(track, name, self._s(begin), self._s(end), 0, waits_for))
 
-    def passed(self, track: str, name: str, begin: int, end: int) -> None:
-        """A span that no total counts."""
-        self.keep(Span(track, name, self._s(begin), self._s(end)))
+    def passed(self, name: str, since_ns: int) -> None:
+        """A pass is over, or several. ``since_ns``: the offset at which they began."""
+        self.keep(Span(PASS, name, since_ns / NS, self.offset_ns / NS))
 
     def keep(self, span: Span) -> None:
         if not self.keep_spans:

@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
+from penstock.planner.common.measures import GB
 from penstock.planner.common.timeline.spans import SSD
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
-from penstock.planner.contract.policy import LayerPolicy
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.policy import LayerPolicy, make_policy
 from penstock.planner.contract.policy.layer_slots import Held, LayerSlots
-from penstock.planner.simulate.events import Record
-from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.contract.prices.stages import ssd_gbps
+from penstock.planner.simulate.lanes.events import Record
+from penstock.planner.simulate.lanes.lanes import Lanes, Work, ns
 
 
 class SimulatedDram:
@@ -92,3 +95,12 @@ class SimulatedDram:
 
     def _over(self, held: Held) -> None:
         self._start(self.slots.arrived(held))
+
+
+def open_dram(placement: Placement, machine: HardwareProfile, wrap_around: bool, lanes: Lanes, record: Record, log: bool) -> SimulatedDram:
+    """The tier as a plan has it, whose layers come from the drive of ``machine``."""
+    ssd = placement.weights.ssd
+    rate = ssd_gbps(machine, ssd.block_bytes, ssd.queue_depth) * GB
+    nbytes = {i: placement.layer_dram_bytes(i) for i in placement.dram_layers}
+    read_ns = {i: ns(n / rate) for i, n in nbytes.items()}
+    return SimulatedDram(placement, make_policy(placement, wrap_around), read_ns, nbytes, lanes, record, log)

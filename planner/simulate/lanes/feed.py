@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from penstock.planner.common.measures import GB
 from penstock.planner.common.timeline.spans import H2D, SSD
-from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.placement import Placement, Unit
+from penstock.planner.contract.given.hardware import Gpu
 from penstock.planner.contract.policy.rounds import Rounds
-from penstock.planner.simulate.dram_lane import SimulatedDram
-from penstock.planner.simulate.lanes import Lanes, Work
-from penstock.planner.simulate.ring_lane import SimulatedRing
+from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.prices.stages import h2d_gbps
+from penstock.planner.simulate.lanes.dram_lane import SimulatedDram
+from penstock.planner.simulate.lanes.events import Record
+from penstock.planner.simulate.lanes.lanes import Lanes, Work, ns
+from penstock.planner.simulate.lanes.ring_lane import SimulatedRing
 
 
 class HostFeed:
@@ -182,3 +187,38 @@ class RecordedFeed:
     def _arrived(self, i: int) -> None:
         self._coming.discard(i)
         self._there.add(i)
+
+
+Feed = HostFeed | CardFeed | ResidentFeed | RecordedFeed
+
+
+def open_feed(
+    placement: Placement, gpu: Gpu | None, wrap_around: bool, reads_back: bool, dram: SimulatedDram, lanes: Lanes, record: Record
+) -> Feed:
+    """How passes meet units that are launched one after the other."""
+    if gpu is None:
+        return HostFeed(dram)
+    units = placement.streamed_units
+    if not units:
+        return ResidentFeed()
+    turns = Turns([u.ring_class for u in units], _slots(placement), placement.weights.vram.prefetch_distance, wrap_around)
+    copies = [_copied(placement, gpu, unit) for unit in units]
+    ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], dram, lanes, record, H2D)
+    return CardFeed(ring, reads_back)
+
+
+def open_recorded(placement: Placement, gpu: Gpu | None, beside: bool, lanes: Lanes) -> RecordedFeed | None:
+    """How recorded steps meet units, and those of which the CPU computes some ``beside`` the card; None where they copy nothing."""
+    units = placement.step_units if beside else placement.streamed_units
+    return RecordedFeed(units, _slots(placement), partial(_copied, placement, gpu), lanes) if gpu is not None and units else None
+
+
+def _slots(placement: Placement) -> dict[str, int]:
+    """Of each class of the ring."""
+    return {name: count for name, (count, _) in placement.ring_classes.items()}
+
+
+def _copied(placement: Placement, gpu: Gpu, unit: Unit) -> tuple[int, int]:
+    """Nanoseconds and bytes of copying ``unit``."""
+    nbytes = placement.unit_bytes(unit)
+    return ns(nbytes / h2d_gbps(gpu, nbytes, placement.weights.h2d.chunk_bytes) / GB), nbytes

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, D2H, EXPERTS, H2D, HOP, KV, LAUNCH, SSD, SSD_WRITE
+from penstock.planner.simulate.lanes.wait import Wait
 
 WHOLE = 1 << 20
 """The speed of a lane that has its link for itself. Work is nanoseconds times this."""
@@ -178,6 +179,11 @@ class Lanes:
             lane.moving.append(Moving(work, length_ns, self.now))
         else:
             lane.queue.append((work, length_ns))
+
+    def do(self, track: str, work: Work, length_ns: int) -> Wait:
+        """Queue ``work`` as :meth:`add` does -> until its lane is idle."""
+        self.add(track, work, length_ns)
+        return Wait(lambda: not self.of[track].moving, work.name)
 
     def step(self) -> bool:
         """Go on to the next end of anything; False when nothing is in flight."""

@@ -9,8 +9,8 @@ from typing import Protocol
 from penstock.planner.common.timeline.spans import COMPUTE, SSD
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.policy.turns import Turns
-from penstock.planner.simulate.events import Record
-from penstock.planner.simulate.lanes import Lanes, Work
+from penstock.planner.simulate.lanes.events import Record
+from penstock.planner.simulate.lanes.lanes import Lanes, Work
 
 
 class UnitSource(Protocol):

@@ -1,0 +1,88 @@
+"""MoE layers as they are simulated: a router chooses, and each expert is computed as soon as it is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, SSD
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.simulate.lanes.events import Record
+from penstock.planner.simulate.lanes.expert_lane import SimulatedExperts
+from penstock.planner.simulate.lanes.lanes import Lanes, Work
+from penstock.planner.simulate.lanes.wait import Wait
+from penstock.planner.simulate.routers import Routers
+from penstock.planner.simulate.simulated_work import Pass
+
+
+class Sharing(Protocol):
+    """Ranks that compute with slices of a layer's experts while the layer's own rank does."""
+
+    def tell(self, layer: int, each: Pass) -> None:
+        """Its router has chosen."""
+
+    def gather(self, layer: int) -> Iterator[Wait]:
+        """Until what all others made has come."""
+
+
+class RoutedLayers:
+    """Those of ``plan``, whose routers choose by ``routers``. Layers have the numbers of the whole model."""
+
+    def __init__(self, plan: Plan, moved: Moved, lanes: Lanes, record: Record, routers: Routers):
+        assert plan.model.experts is not None, "only a model with routed experts has such layers"
+        self.experts = SimulatedExperts(plan, moved, lanes)
+        self.sharing: Sharing | None = None
+        """The other ranks, where each of them has a slice of every expert."""
+        self.sequences = 0
+        self._routers, self._lanes, self._record = routers, lanes, record
+        self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)}
+        self._issued_ns = 0
+        """Of the coming compute, what the host issued while it waited for experts."""
+
+    def visit(self, each: Pass, layer: int) -> Iterator[Wait]:
+        """Experts of ``layer``, which this rank computes; nothing where it is dense."""
+        if layer not in self._places:
+            return
+        if self.sharing is not None:
+            self.sharing.tell(layer, each)
+        yield from self.route(each, layer)
+        if self.sharing is not None:
+            yield from self.sharing.gather(layer)
+
+    def route(self, each: Pass, layer: int) -> Iterator[Wait]:
+        """The experts of ``layer`` that are here, each as soon as it is there."""
+        experts, lanes = self.experts, self._lanes
+        waits_for = EXPERTS if experts.card else SSD
+        tokens = max(1, round(each.kv_new))
+        routing = self._routers.next(self._places[layer], self.sequences, tokens, each.prefill)
+        rows = Counter(routing.chosen.ravel().tolist())
+        experts.visit(layer, routing)
+        self._issued_ns, called_ns, begun = 0, each.called_ns * experts.copied, lanes.now
+        while experts.waiting:
+            since = lanes.now
+            yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
+            copied_since = lanes.now
+            yield Wait(lambda: experts.ready() is not None, f"experts of layer {layer}")
+            self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
+            expert = experts.ready()
+            assert expert is not None, "it was waited for"
+            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert]) + called_ns
+            on_cpu = experts.is_computed(expert)
+            self._record.waited(COMPUTE, CPU if on_cpu else waits_for, name, since, lanes.now)
+            if on_cpu:
+                experts.used(expert)
+                continue
+            called_ns = 0
+            yield lanes.do(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self.left(length_ns))
+            experts.used(expert)
+        if experts.shared and lanes.now < begun + each.shared_ns:
+            launches = Work(("expert", layer), f"launches.{layer}", 0, lambda: None)
+            yield lanes.do(COMPUTE, launches, begun + each.shared_ns - lanes.now)
+
+    def left(self, length_ns: int) -> int:
+        """Of a piece of compute what the host did not issue while it waited for experts."""
+        issued = min(length_ns, self._issued_ns)
+        self._issued_ns -= issued
+        return length_ns - issued

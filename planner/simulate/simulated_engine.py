@@ -1,0 +1,219 @@
+"""The engine without bytes: units are visited pass after pass, each as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, KV
+from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import is_recorded
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.simulate.acted import Acted, Options
+from penstock.planner.simulate.batch_passes import BatchPasses
+from penstock.planner.simulate.lanes.bus_shares import beside_shares, bus_shares
+from penstock.planner.simulate.lanes.dram_lane import open_dram
+from penstock.planner.simulate.lanes.events import Record
+from penstock.planner.simulate.lanes.feed import Feed, open_feed, open_recorded
+from penstock.planner.simulate.lanes.kv_lane import LANES, AttendedKv, CardKv, HostKv, open_attended, open_kv
+from penstock.planner.simulate.lanes.lanes import NS, Clock, Lanes, Work, ns
+from penstock.planner.simulate.lanes.wait import Wait
+from penstock.planner.simulate.routed_layers import RoutedLayers
+from penstock.planner.simulate.routers import DrawnRouters, Routers
+from penstock.planner.simulate.simulated_work import Pass, Passes, drafted_rows, host_units
+from penstock.planner.simulate.sums import Stand, Sums
+
+Totals = Mapping[str, tuple[int, int]]
+"""Track -> nanoseconds that it was busy, and bytes that it brought."""
+
+
+@dataclass(frozen=True)
+class Among:
+    """A rank among others."""
+
+    clock: Clock
+    """Of all of them."""
+    host: int
+    machine: HardwareProfile
+    """Its drive, its link and the bus, as fast as they are while no other rank uses them."""
+
+
+class SimulatedEngine:
+    """What ``plan`` has one process do. Time is in whole nanoseconds. Who drives it sets the clock back after each pass."""
+
+    def __init__(self, plan: Plan, options: Options, routers: Routers | None = None, among: Among | None = None):
+        self._plan, self._options, self._placement = plan, options, plan.placement
+        machine = plan.hardware if among is None else among.machine
+        gpu, experts, placement = machine.gpu, plan.model.experts, self._placement
+        self.units = tuple(unit for unit, _ in placement.units)
+        self._moved = Moved.of(machine, plan.model, plan.decisions)
+        self.record = Record(options.keep_spans)
+        booked = self.record.booked if options.keep_spans else None
+        seat = (among.clock, among.host, gpu.h2d.peak if gpu else 0.0) if among else ()
+        self.lanes = Lanes(bus_shares(machine, plan.decisions), beside_shares(machine), booked, *seat)
+        self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
+        self._launched_feed = open_feed(placement, gpu, options.wrap_around, experts is not None, self._dram, self.lanes, self.record)
+        self._host_ns = host_units(plan)
+        of_their_own = bool(self._host_ns) or is_recorded(plan.hardware, placement, plan.decisions.kv)
+        self._recorded_feed = open_recorded(placement, gpu, bool(self._host_ns), self.lanes) if of_their_own else None
+        self._feed: Feed = self._launched_feed
+        self.routed: RoutedLayers | None = None
+        if experts is not None:
+            self.routed = RoutedLayers(plan, self._moved, self.lanes, self.record, routers or DrawnRouters(experts))
+        self.passes = BatchPasses()
+        self._sequences = 0
+        self._kv: HostKv | CardKv | AttendedKv | None = None
+        self._kv_layers: frozenset[int] = frozenset()
+        self._acted = 0
+        self.idle_ns = 0
+        """Behind the pass that is over: nothing goes on."""
+
+    def fill(self) -> None:
+        """All slots, before anything is timed."""
+        self._dram.preload()
+        self.settle()
+
+    def outcome(self) -> Acted:
+        """When all is over."""
+        cache, experts = self._dram.slots.stats, None if self.routed is None else self.routed.experts
+        cache.wait_s = self.record.counts.pop("cache waits, ns", 0) / NS
+        found, on_cpu = ({}, 0) if experts is None else (experts.counts, experts.computed_on_cpu)
+        return Acted(self._plan, self.record, cache, self.record.offset_ns, self._acted, found, on_cpu)
+
+    @property
+    def on_host(self) -> frozenset[Unit]:
+        """Units that the CPU computes in a decode step."""
+        return frozenset(self._host_ns)
+
+    @property
+    def streams_kv(self) -> bool:
+        """Whether layers of KV lie outside the device."""
+        return self._kv is not None
+
+    def begin_batch(self, batch: int, runs: Sequence[Passes]) -> None:
+        """``runs`` of as many sequences come next."""
+        self.lanes.clear(*LANES)
+        self.passes.begin(runs)
+        self._sequences = batch
+        if self.routed is not None:
+            self.routed.sequences = batch
+        self._kv = open_kv(self._plan, self._moved, batch, self.passes.tokens, self.lanes, self.record)
+        self._kv_layers = frozenset(self._kv.layers) if self._kv else frozenset()
+
+    def attend(self) -> Iterator[Wait]:
+        """From now on the CPU attends to its layers, which prompts have streamed: what still moves ends first, as in a run."""
+        if isinstance(self._kv, AttendedKv) or not self._plan.decisions.kv.host_layers or drafted_rows(self._plan) > 1:
+            return
+        lanes, acted = self.lanes, self.passes.acted
+        began = self.record.offset_ns
+        for track in LANES:
+            lanes.of[track].queue.clear()
+        self._kv = None
+        yield Wait(lambda: not any(lanes.of[track].moving for track in LANES), "the first decode step")
+        self.rebased(lanes.rebase())
+        self._kv = open_attended(self._plan, self._moved, self._sequences, lambda n: self.passes.tokens(n + acted), lanes, self.record)
+        self.record.passed("KV of prompts", began)
+
+    def begin_pass(self, each: Pass) -> Totals:
+        """What the lanes have done so far."""
+        before = {track: (lane.busy_ns, lane.nbytes) for track, lane in self.lanes.of.items()}
+        self._feed = (None if each.prefill else self._recorded_feed) or self._launched_feed
+        self._feed.begin_pass()
+        if self._kv is not None:
+            self._kv.begin_pass()
+        self.settle()
+        return before
+
+    def end_pass(self, each: Pass, before: Totals) -> None:
+        """Its units are computed. ``before``: of :meth:`begin_pass`. What no stage explains comes behind it."""
+        phase = "prefill" if each.prefill else "decode"
+        for track, (busy_ns, nbytes) in before.items():
+            lane = self.lanes.of[track]
+            self.record.counts[f"{phase} {track} ns"] += lane.busy_ns - busy_ns
+            self.record.counts[f"{phase} {track} bytes"] += lane.nbytes - nbytes
+        self.passes.over += 1
+        self._acted += 1
+        self.idle_ns = each.idle_ns + ns(self._plan.hardware.pass_s)
+
+    def embed(self, before_ns: int) -> Iterator[Wait]:
+        """Compute before the first unit, where there is some."""
+        if before_ns:
+            yield self.lanes.do(COMPUTE, Work(("embedding",), "embedding", 0, lambda: None), before_ns)
+
+    def visit(self, each: Pass, unit: Unit, length_ns: int, first: bool = True, last: bool = True) -> Iterator[Wait]:
+        """Compute ``unit``, or one of its parts: it is entered with the ``first`` one, and left with the ``last``."""
+        lanes = self.lanes
+        if first:
+            since = max(0, lanes.now)
+            self._feed.ask(unit)
+            yield Wait(lambda: self._feed.ready(unit), unit)
+            self._feed.enter(unit)
+            self.record.waited(COMPUTE, self._feed.waits_for, str(unit), since, lanes.now)
+        kv = self._kv if unit.kind == "attn" and unit.layer in self._kv_layers else None
+        if kv is not None:
+            since = lanes.now
+            kv.ask(unit.layer)
+            yield Wait(partial(kv.ready, unit.layer), unit)
+            kv.enter(unit.layer)
+            self.record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
+        if not each.prefill and unit in self._host_ns:
+            work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None)
+            yield from self._compute_beside(work, self._host_ns[unit])
+        else:
+            length_ns = length_ns if self.routed is None else self.routed.left(length_ns)
+            yield lanes.do(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
+        if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
+            yield from self._compute_beside(*kv.work(unit.layer))
+        if unit.kind == "ffn" and self.routed is not None:
+            yield from self.routed.visit(each, self._plan.model.number_of(unit.layer))
+        if last:
+            self._feed.leave(unit)
+        if kv is not None:
+            kv.leave(unit.layer)
+        self.settle()
+
+    def _compute_beside(self, work: Work, length_ns: int) -> Iterator[Wait]:
+        """The CPU does ``work``, and the card waits for it."""
+        since = self.lanes.now
+        yield self.lanes.do(CPU, work, length_ns)
+        self.record.waited(COMPUTE, CPU, work.name, since, self.lanes.now)
+
+    def settle(self) -> None:
+        """Everything that can begin begins."""
+        experts = None if self.routed is None else self.routed.experts
+        while any([part.go_on() for part in (self._launched_feed, self._kv, experts) if part is not None]):
+            pass
+
+    def rebased(self, passed: int) -> None:
+        """The clock was set back by ``passed``, at a pass's end."""
+        self.record.offset_ns += passed + self.idle_ns
+        self.idle_ns = 0
+        for part in (self._dram, self._launched_feed, self._recorded_feed, self._kv):
+            if part is not None:
+                part.rebase(passed)
+
+    def stand(self) -> Stand | None:
+        """Where it stands between passes; None where passes are not to be skipped, or what they leave behind is still kept."""
+        if not self._options.skip or self.routed is not None or not self.record.full:
+            return None
+        return Stand(self._state(), self.passes.over, Sums.of(self.record, self._dram.slots.stats), self._skip)
+
+    def _skip(self, sums: Sums, passes: int, times: int) -> None:
+        sums.repeat(times, self.record, self._dram.slots.stats)
+        self.passes.skip(passes * times)
+
+    def _state(self) -> tuple[object, ...]:
+        lanes = self.lanes
+        idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].moving)
+        recorded = None if self._recorded_feed is None else self._recorded_feed.state()
+        return (
+            lanes.state(),
+            idle,
+            self._dram.state(),
+            self._launched_feed.state(),
+            recorded,
+            None if self._kv is None else self._kv.state(),
+        )
