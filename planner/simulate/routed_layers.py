@@ -59,7 +59,7 @@ class RoutedLayers:
         routing = self._routers.next(self._places[layer], self.sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing)
-        self._issued_ns, called_ns, begun = 0, each.called_ns * experts.copied, lanes.now
+        self._issued_ns, called_ns = 0, each.called_ns * experts.copied
         while experts.waiting:
             since = lanes.now
             yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
@@ -77,9 +77,6 @@ class RoutedLayers:
             called_ns = 0
             yield lanes.do(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self.left(length_ns))
             experts.used(expert)
-        if experts.shared and lanes.now < begun + each.shared_ns:
-            launches = Work(("expert", layer), f"launches.{layer}", 0, lambda: None)
-            yield lanes.do(COMPUTE, launches, begun + each.shared_ns - lanes.now)
 
     def left(self, length_ns: int) -> int:
         """Of a piece of compute what the host did not issue while it waited for experts."""

@@ -16,7 +16,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, copied_issue_s, pieces_issue_s, shared_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, copied_issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
@@ -47,8 +47,6 @@ class Pass:
     """Tokens whose KV goes out."""
     called_ns: int = 0
     """The host's before each copy of a missed expert, where nothing hides it."""
-    shared_ns: int = 0
-    """The host's for a layer whose missed experts the CPU shares: the least that they take."""
     served_ns: int = 0
     """Compute of another rank's layer, of whose experts this one has slices, beside the experts'."""
     launch_ns: int = 0
@@ -97,7 +95,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         dealt = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
         over = dealt[3], ns(launched_s), idle[True]
-        passed = Pass(True, ns(before_s), *dealt[:3], ns(max(0.0, seconds - device_s) / routed), first, last - first, 0, 0, *over)
+        passed = Pass(True, ns(before_s), *dealt[:3], ns(max(0.0, seconds - device_s) / routed), first, last - first, 0, *over)
         found.append(Passes(1, passed))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
@@ -118,8 +116,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         over = dealt[3], ns(launched_s), idle[False]
         hidden_s = 0.0 if called_s and recorded else max(0.0, seconds - device_s) / routed
-        host_ns = ns(called_s) * recorded, ns(shared_issue_s(plan.hardware, model, rows)) * recorded
-        passed = Pass(False, ns(before_s), *dealt[:3], ns(hidden_s), kv_read, each, *host_ns, *over)
+        passed = Pass(False, ns(before_s), *dealt[:3], ns(hidden_s), kv_read, each, ns(called_s) * recorded, *over)
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found

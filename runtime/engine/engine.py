@@ -296,6 +296,7 @@ class Engine:
             longest,
             copier.alias,
             staged,
+            self.experts.results,
         )
 
     def _may_record(self) -> bool:

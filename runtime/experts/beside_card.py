@@ -34,6 +34,8 @@ class Made(NamedTuple):
 
     expert: int
     rows: torch.Tensor
+    at: int
+    """The first of these rows among all results of the visit."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,12 @@ class BesideCard:
     def made(self, asked: Sequence[Asked]) -> list[Made]:
         """What :meth:`begin` began, for kernels issued from now on, which wait for it."""
         self._copier.compute_waits_for(self._flag, self._visits)
-        return [Made(one.expert, self._y_there[one.rows]) for one in asked]
+        return [Made(one.expert, self._y_there[one.rows], one.rows.start) for one in asked]
+
+    @property
+    def results(self) -> torch.Tensor:
+        """[rows * top_k, hidden]: where :class:`Made` has its rows, as kernels read it."""
+        return self._y_there
 
     def used(self) -> tuple[int, float]:
         """Bytes of weights that the CPU read so far, and the seconds in which it did."""

@@ -16,7 +16,7 @@ from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
 from penstock.runtime.experts.expert_fetch import Key
-from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.experts.products.expert_views import SlotViews
@@ -162,9 +162,9 @@ class CardExperts:
         yield from self._made(layer, coming)
         self.settle()
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived] | Made]:
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         """As many together as there are slots for: those that were here, those that come from DRAM, and those from the SSD: each further
-        group takes the host as long to launch as the first. What the CPU computes comes last."""
+        group takes the host as long to launch as the first. What the CPU computes comes with the last."""
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
         came: list[int] = []
         if coming.near or coming.far:
@@ -175,16 +175,20 @@ class CardExperts:
             coming.started.clear()
             if coming.far:
                 came += self._brought(layer, coming, bool(here or came))
-            yield self._ready(layer, [*here, *came])
+            more = bool(coming.near or coming.far)
+            yield self._group(self._ready(layer, [*here, *came]), () if more else coming.asked)
             self._copies.left(self._slots(layer, (*here, *came)))
-            if coming.near or coming.far:
-                self._let_go(layer, here, came)
-                here = came = []
-            else:
+            if not more:
                 break
-        if coming.asked and self._beside is not None:
-            yield from self._beside.made(coming.asked)
+            self._let_go(layer, here, came)
+            here = came = []
+        else:
+            yield self._group((), coming.asked)
         self._behind = partial(self._end, layer, coming, routing, here, came)
+
+    def _group(self, arrived: Sequence[Arrived], asked: Sequence[Asked]) -> Group:
+        beside = self._beside
+        return Group(arrived) if beside is None or not asked else Group(arrived, len(asked), partial(beside.made, asked))
 
     def _end(self, layer: int, coming: _Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
         """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""

@@ -38,15 +38,27 @@ Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
 Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
-Recorded = Callable[[Sequence[Parameters]], torch.Tensor | None]
+Recorded = Callable[[Sequence[Parameters | Made]], torch.Tensor | None]
 """All of a token's experts, in its router's order -> [1, hidden], weighted and summed by a recorded launch; None where it cannot."""
 
 
+class Group(NamedTuple):
+    """Experts that are there together."""
+
+    arrived: Sequence[Arrived]
+    others: int = 0
+    """Those that are computed elsewhere."""
+    made: Callable[[], Sequence[Made]] = tuple
+    """These, for kernels issued from the call on, which wait for all of them."""
+
+
 class Tabled(NamedTuple):
-    """What recorded kernels of a layer find one token's experts by: where they lie, and where they are copied to first, if they are."""
+    """What recorded kernels of a layer find one token's experts by: where they lie, and where they are copied to first, if they are.
+    ``results`` [rows, hidden] has rows of experts that are computed elsewhere, if any are."""
 
     table: ExpertTable
     staged: StagedExperts | None
+    results: torch.Tensor | None
 
 
 class ExpertSource(Protocol):
@@ -59,7 +71,7 @@ class ExpertSource(Protocol):
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
         """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived] | Made]:
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         """The same experts, those together that are there together. What computes with a group is issued before the next is asked for."""
 
 
@@ -132,66 +144,73 @@ class LayerExperts:
 
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
-        ((_, parameters),) = self._source.visit(self.layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        (arrived,) = self._source.visit(self.layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        parameters = arrived[1]
         assert not isinstance(parameters, torch.Tensor), "nothing of a prompt is computed elsewhere"
         device = next(iter(parameters.values())).device
         for rows in heights(tokens):
             self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
 
     def tabled(
-        self, alias: Callable[[torch.Tensor], torch.Tensor], staging: Staging, hidden: torch.Tensor, weights: torch.Tensor
+        self,
+        alias: Callable[[torch.Tensor], torch.Tensor],
+        staging: Staging,
+        results: torch.Tensor | None,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
     ) -> Tabled | None:
         """For launches that :meth:`by_table` records of a step with ``hidden`` [tokens, hidden] and ``weights`` [tokens, top_k]; None where
         they are of several tokens, or nothing finds such experts. Called while experts are rehearsed; loads the kernels."""
         if len(hidden) != 1 or self.sharing is not None:
             return None
-        group, *_ = self._source.groups(self.layer, Routing(np.arange(weights.shape[1])[None], prompt=False))
-        assert not isinstance(group, Made), "nothing is computed elsewhere in a rehearsal"
-        first = group[0][1]
-        table = ExpertTable(weights.shape[1], first, hidden.device, alias)
-        found = Tabled(table, None)
+        count = weights.shape[1]
+        first = next(iter(self._source.visit(self.layer, Routing(np.arange(count)[None], prompt=False))))[1]
+        assert not isinstance(first, torch.Tensor), "nothing is computed elsewhere in a rehearsal"
+        table = ExpertTable(count, first, hidden.device, alias)
+        found = Tabled(table, None, results)
         if self.by_table(hidden, weights, found) is not None:
             return found
-        staged = staging.of(len(group), first, hidden.device)
-        found = Tabled(table, staged)
+        staged = staging.of(count, first, hidden.device)
+        found = Tabled(table, staged, results)
         return None if staged is None or self.by_table(hidden, weights, found) is None else found
 
     def by_table(self, hidden: torch.Tensor, weights: torch.Tensor, found: Tabled) -> torch.Tensor | None:
         """[1, hidden], [1, top_k] -> [1, hidden]: as a call does with the experts that the table names when the kernels run. None where no
         kernel finds them."""
-        table, staged = found
+        table, staged, results = found
         table.fetch()
         if staged is not None:
-            return self._together(hidden, weights, staged.experts) if staged.gather(table.first, table.numbers) else None
-        first = self._first.tabled(hidden, table.first, table.numbers)
-        last = None if first is None else self._last.tabled(self._activated(first), table.first, table.numbers)
-        return None if last is None else weighted(last, weights).to(hidden.dtype)
+            rows = self._rows(hidden, staged.experts) if staged.gather(table.first, table.numbers) else None
+        else:
+            first = self._first.tabled(hidden, table.first, table.numbers)
+            rows = None if first is None else self._last.tabled(self._activated(first), table.first, table.numbers)
+        if rows is None:
+            return None
+        return weighted(rows if results is None else table.with_rows_of(results, rows), weights).to(hidden.dtype)
 
-    def _together(self, hidden: torch.Tensor, weights: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
-        """All of a token's ``experts``, in its router's order."""
-        return weighted(self._last.each(self._activated(self._first.each(hidden, experts)), experts), weights).to(hidden.dtype)
+    def _rows(self, hidden: torch.Tensor, experts: Sequence[Parameters]) -> torch.Tensor:
+        """[1, hidden] -> [experts, hidden]: one token's."""
+        return self._last.each(self._activated(self._first.each(hidden, experts)), experts)
 
     def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing, recorded: Recorded | None) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
         place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
         rows: list[torch.Tensor] = [hidden] * len(place)
         whole = done = None
-        for group in self._source.groups(self.layer, routing):
-            if isinstance(group, Made):
-                rows[place[group.expert]] = group.rows
-                continue
-            taken = sorted(group, key=lambda arrived: place[arrived[0]])
-            parameters = [expert for _, expert in taken]
-            if recorded is not None and len(taken) == len(place):
-                done = recorded(parameters)
+        for arrived, others, made in self._source.groups(self.layer, routing):
+            if recorded is not None and len(arrived) + others == len(place):
+                experts: dict[int, Parameters | Made] = {**dict(arrived), **{one.expert: one for one in made()}}
+                done = recorded([experts[expert] for expert in place])
                 if done is not None:
                     continue
-            made = self._last.each(self._activated(self._first.each(hidden, parameters)), parameters)
-            if len(taken) == len(place):
-                whole = made
-            else:
-                for (expert, _), row in zip(taken, made.split(1), strict=True):
+            if arrived:
+                taken = sorted(arrived, key=lambda one: place[one[0]])
+                found = self._rows(hidden, [expert for _, expert in taken])
+                whole = found if len(taken) == len(place) else None
+                for (expert, _), row in zip(taken, found.split(1), strict=True):
                     rows[place[expert]] = row
+            for one in made():
+                rows[place[one.expert]] = one.rows
         return weighted(torch.cat(rows) if whole is None else whole, weights) if done is None else done
 
     def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
@@ -200,7 +219,8 @@ class LayerExperts:
         height = height_of(hidden, routing.prompt)
         bounds = np.bincount(routing.chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
         out = hidden.new_empty(pairs, hidden.shape[-1])
-        for expert, parameters in self._source.visit(self.layer, routing):
+        for one in self._source.visit(self.layer, routing):
+            expert, parameters = one[:2]
             begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
             if isinstance(parameters, torch.Tensor):
                 out[order[begin:end]] = parameters
@@ -257,8 +277,8 @@ class WholeExperts:
         for expert in routing.experts:
             yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
-        yield [*self.visit(layer, routing)]
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
+        yield Group([*self.visit(layer, routing)])
 
 
 def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

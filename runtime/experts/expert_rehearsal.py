@@ -8,7 +8,7 @@ from itertools import cycle
 import torch
 
 from penstock.planner.contract.experts.expert_cache import Routing
-from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
 
@@ -37,5 +37,5 @@ class RehearsedExperts:
         for expert in routing.experts:
             yield expert, next(self._views)
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
-        yield [*self.visit(layer, routing)]
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
+        yield Group([*self.visit(layer, routing)])

@@ -11,7 +11,7 @@ import torch
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_fetch import Key
-from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.memory.device import Event
 from penstock.runtime.store.base import TensorLayout
@@ -48,8 +48,8 @@ class HostExperts:
             yield expert, self._use(layer, expert)
             dram.release(layer, (expert,))
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[Sequence[Arrived]]:
-        return ([arrived] for arrived in self.visit(layer, routing))
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
+        return (Group([arrived]) for arrived in self.visit(layer, routing))
 
     def _awaited(self, layer: int, waiting: Collection[int]) -> int:
         self._clock.pause()

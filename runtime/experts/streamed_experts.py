@@ -92,6 +92,11 @@ class Experts:
         shape = share.rows, room.experts.top_k, share.hidden
         return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card)
 
+    @property
+    def results(self) -> torch.Tensor | None:
+        """Where the CPU puts rows of experts, as kernels read them; None where it computes none."""
+        return None if self._beside is None else self._beside.results
+
     def fills(self) -> list[Fill]:
         """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""
         room = self._room

@@ -12,6 +12,7 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.experts.beside_card import Made
 from penstock.runtime.experts.expert_forward import LayerExperts, Runner, Tabled
 from penstock.runtime.experts.products.expert_products import Parameters
 from penstock.runtime.experts.products.staged_experts import Staging
@@ -66,18 +67,20 @@ class PieceSteps:
         begin: Callable[[Step], None],
         longest: Callable[[Callable[[Step], None]], None],
         alias: Callable[[torch.Tensor], torch.Tensor],
-        staged_bytes: int = 0,
+        staged_bytes: int,
+        results: torch.Tensor | None,
     ):
         """``longest`` has its argument see the longest step that will come. ``alias`` is that of
         :class:`penstock.runtime.experts.products.expert_table.ExpertTable`. ``staged_bytes``: what may be taken of the device to copy one
-        token's experts to one place."""
+        token's experts to one place. ``results``: where experts have their rows that are computed elsewhere, None where all are
+        computed here."""
         self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
         self._stream, self._begin, self._longest, self._alias = stream, begin, longest, alias
         self._tabled: TabledRows | None = None
         self._pieces: Pieces | None = None
         self._cuts: list[_Cut] = []
         self._tables: dict[int, Tabled] = {}
-        self._staging = Staging(staged_bytes)
+        self._staging, self._results = Staging(staged_bytes), results
         self._count = 0
         """Of pieces."""
         self._logits = torch.empty(0)
@@ -124,10 +127,11 @@ class PieceSteps:
         self.steps += 1
         return self._logits.clone()
 
-    def _launched(self, pieces: Pieces, cut: _Cut, found: Tabled, experts: Sequence[Parameters]) -> torch.Tensor | None:
+    def _launched(self, pieces: Pieces, cut: _Cut, found: Tabled, experts: Sequence[Parameters | Made]) -> torch.Tensor | None:
         """What :data:`penstock.runtime.experts.expert_forward.Recorded` says. The card has read the table of the step before: it chose this
         step's experts since."""
-        if not found.table.fill(experts):
+        assert found.results is not None or not any(isinstance(one, Made) for one in experts), "rows are recorded where some are made"
+        if not found.table.fill([one.at if isinstance(one, Made) else one for one in experts]):
             return None
         pieces.launch(cut.number + 1)
         self.visits += 1
@@ -197,7 +201,7 @@ class PieceSteps:
         """``experts``, with a table for their recorded launch where they may have one: nothing is allocated while one is recorded."""
 
         def meets(hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            found = experts.tabled(self._alias, self._staging, hidden, weights)
+            found = experts.tabled(self._alias, self._staging, self._results, hidden, weights)
             if found is not None:
                 self._tables[layer] = found
             return experts(hidden, index, weights)

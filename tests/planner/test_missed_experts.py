@@ -38,20 +38,6 @@ def test_the_cpu_takes_a_share_where_that_is_faster() -> None:
     assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
 
 
-def test_a_layer_that_the_cpu_shares_takes_no_less_than_launching_it() -> None:
-    """Where all else is recorded: a host that launches slowly holds up shared layers more than copied ones."""
-    took = {}
-    for way in MissedExperts:
-        for launch_s in (1e-5, 5e-3):
-            hardware = with_host(60.0, layer_launch_s=launch_s)
-            assert hardware.gpu is not None
-            hardware = replace(hardware, gpu=replace(hardware.gpu, layer_kernels_s=1e-6))
-            decisions = search(hardware, MIXTRAL, work(), Force(expert_host=way)).decisions
-            took[way, launch_s] = predict(hardware, MIXTRAL, work(), decisions).decode_s_per_token
-    shared, copied = ((took[way, 5e-3] - took[way, 1e-5]) / MIXTRAL.layers for way in (MissedExperts.split, MissedExperts.copied))
-    assert shared > copied > 0
-
-
 @pytest.mark.parametrize(
     "hardware, changed, why",
     [

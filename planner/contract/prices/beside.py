@@ -34,7 +34,6 @@ from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.launches import shared_issue_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
@@ -248,8 +247,7 @@ class Missed:
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, copied: Price) -> Missed:
         """Where ``copied`` is the price of a copy. Shared with the CPU, all layers miss as many on average as those of a plan that streams
-        nothing but experts, each expert by itself: so the price is the same for all decisions of one program. A layer that the CPU shares
-        is launched meanwhile, which may take longer."""
+        nothing but experts, each expert by itself: so the price is the same for all decisions of one program."""
         split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
         if split is None or experts is None or gpu is None:
             return cls(copied, copied.of(Resource.h2d))
@@ -261,9 +259,7 @@ class Missed:
             (math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n), n, len(split.on_host([rows] * n))) for n in range(visited + 1)
         ]
         on_host = sum(chance * taken for chance, _, taken in shares) / (odds * visited)
-        launched_s = shared_issue_s(hardware, model, batch)
-        waits = [(chance, split.lasts([rows] * taken, n - taken), launched_s if taken else 0.0) for chance, n, taken in shares]
-        waits_s = sum(chance * max(lasts, least) for chance, lasts, least in waits) / (odds * visited)
+        waits_s = sum(chance * split.lasts([rows] * taken, n - taken) for chance, n, taken in shares) / (odds * visited)
         link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
         computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
         bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)

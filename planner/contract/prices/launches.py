@@ -123,16 +123,6 @@ def copied_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> 
     return OPERATIONS.copied / OPERATIONS.dense(True) * hardware.layer_launch_s
 
 
-def shared_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
-    """Host seconds by which a layer takes longer whose missed experts the CPU shares, in a step whose experts are recorded elsewhere: its
-    own are launched, while the others are on their way. 0 where none are recorded."""
-    if model.experts is None or not can_record(hardware, model) or not are_tabled(model, tokens):
-        return 0.0
-    each = 0 if are_grouped(hardware, model, tokens) else OPERATIONS.piece_each(tokens, tabled=False)
-    launched = OPERATIONS.piece_routing(tokens, tabled=False) + touched_experts(model.experts, tokens) * each
-    return (launched - OPERATIONS.tabled) / OPERATIONS.dense(True) * hardware.layer_launch_s
-
-
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
     """Host seconds to launch all layers of a pass over ``tokens`` tokens: for each layer the measured seconds, times its operations over
     those of a dense layer in a decode step. This pass's attention has ``more`` operations than that."""

@@ -120,11 +120,6 @@ class SimulatedExperts:
             self._lanes.add(CPU, work, ns(seconds))
         self.computed_on_cpu += len(taken)
 
-    @property
-    def shared(self) -> bool:
-        """Whether the CPU computes some of the visited layer's."""
-        return bool(self._on_cpu)
-
     def is_computed(self, expert: int) -> bool:
         """Whether the CPU has computed ``expert``."""
         return self._on_cpu.get(expert, False)

@@ -35,31 +35,43 @@ class Lies(NamedTuple):
 
 
 class ExpertTable:
-    """Places of ``count`` experts that recorded kernels read. ``first``: an expert from which the others' places are counted.
+    """Places of ``count`` experts that recorded kernels read. ``first``: an expert from which the others' places are counted. Of an expert
+    that is computed elsewhere it has the row of its result.
 
     ``alias`` gives page-locked bytes as a tensor that kernels read over the link: a copy into VRAM would queue behind those of experts.
-    Takes 8 bytes an expert on both sides.
+    Takes 16 bytes an expert on both sides.
     """
 
     def __init__(self, count: int, first: Parameters, device: torch.device, alias: Callable[[torch.Tensor], torch.Tensor]):
         self.first, self._lies = first, Lies.of(first)
-        host = torch.zeros(count, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._places = host.numpy()
+        host = torch.zeros(2 * count, dtype=torch.int64, pin_memory=device.type == "cuda")
+        host[count:] = -1
+        self._places, self._rows = host.numpy()[:count], host.numpy()[count:]
         self._there = alias(host.view(torch.uint8)).view(torch.int64)
-        self.numbers = torch.zeros(count, dtype=torch.int64, device=device)
-        """As :meth:`penstock.runtime.experts.products.expert_products.Product.tabled` takes them."""
+        self._here = host.to(device, copy=True)
+        self.numbers, self._elsewhere = self._here.split(count)
+        """As :meth:`penstock.runtime.experts.products.expert_products.Product.tabled` takes them; rows of results, -1 for none."""
 
     def fetch(self) -> None:
         """What is recorded: kernels behind it find the places that the last :meth:`fill` before the launch gave."""
-        torch.add(self._there, 0, out=self.numbers)
+        torch.add(self._there, 0, out=self._here)
 
-    def fill(self, experts: Sequence[Parameters]) -> bool:
-        """The next launch computes with ``experts``. False where they are not as many, or lie otherwise."""
+    def with_rows_of(self, results: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """What is recorded: ``rows`` [experts, width], those of experts that are computed elsewhere taken from ``results``."""
+        at = self._elsewhere
+        return torch.where((at >= 0)[:, None], results.index_select(0, at.clamp(min=0)).to(rows.dtype), rows)
+
+    def fill(self, experts: Sequence[Parameters | int]) -> bool:
+        """The next launch computes with ``experts``, or has the row of a result for one. False where they are not as many, lie otherwise,
+        or all are computed elsewhere."""
         if len(experts) != len(self._places):
             return False
         begin, tensors = self._lies
-        lie = [Lies.of(expert) for expert in experts]
-        if any(one.tensors != tensors or (one.begin - begin) % APART for one in lie):
+        lie = [None if isinstance(expert, int) else Lies.of(expert) for expert in experts]
+        here = [one for one in lie if one is not None]
+        if not here or any(one.tensors != tensors or (one.begin - begin) % APART for one in here):
             return False
-        self._places[:] = [(one.begin - begin) // APART for one in lie]
+        # kernels compute with some expert in the place of one that is computed elsewhere
+        self._places[:] = [((here[0] if one is None else one).begin - begin) // APART for one in lie]
+        self._rows[:] = [expert if isinstance(expert, int) else -1 for expert in experts]
         return True

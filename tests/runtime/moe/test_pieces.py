@@ -21,7 +21,8 @@ from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.rehearsal import longest_step
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.stepper import Stepper
-from penstock.runtime.experts.expert_forward import Arrived, HandedExperts, WholeExperts
+from penstock.runtime.experts.beside_card import Made
+from penstock.runtime.experts.expert_forward import Arrived, ExpertsInTurn, Group, HandedExperts, WholeExperts, layer_experts
 from penstock.runtime.experts.products.expert_table import APART, Lies
 from penstock.runtime.experts.products.expert_views import PlacedTensors, SlotViews
 from penstock.runtime.kv.attention.paged_host import HostKernel
@@ -130,8 +131,8 @@ class SlottedExperts:
         for expert in routing.experts:
             yield expert, self._views[layer][expert]
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[list[Arrived]]:
-        yield [*self.visit(layer, routing)]
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
+        yield Group([*self.visit(layer, routing)])
 
 
 class ApartOnce(SlottedExperts):
@@ -139,10 +140,46 @@ class ApartOnce(SlottedExperts):
 
     _visits = 0
 
-    def groups(self, layer: int, routing: Routing) -> Iterator[list[Arrived]]:
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         self._visits += 1
         together = [*self.visit(layer, routing)]
-        yield from ([[one] for one in together] if self._visits % 3 == 0 else [together])
+        yield from ([Group([one]) for one in together] if self._visits % 3 == 0 else [Group(together)])
+
+
+class Shared(SlottedExperts):
+    """Of each token's experts the first is computed elsewhere, with the others at every third visit, behind them at the next; all of them
+    are at the one after that. Results have other rows each time."""
+
+    def __init__(self, layers: nn.ModuleList):
+        super().__init__(layers)
+        self._runners = {runner.layer: runner for runner in layer_experts(layers)}
+        self._visits = 0
+        self.hidden = torch.empty(0)
+        self.results = torch.zeros(4, layers[0].hidden_size, dtype=torch.bfloat16)
+
+    def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        self.hidden = hidden.clone()
+        return index
+
+    def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
+        self._visits += 1
+        here = [*self.visit(layer, routing)]
+        count = len(here) if self._visits % 3 == 0 else 1
+        elsewhere, here = here[:count], here[count:]
+
+        def made() -> list[Made]:
+            found = []
+            for k, (expert, placed) in enumerate(elsewhere):
+                at = (self._visits + k) % len(self.results)
+                self.results[at] = self._runners[layer]._rows(self.hidden, [placed])[0]
+                found.append(Made(expert, self.results[at : at + 1], at))
+            return found
+
+        if self._visits % 3 == 1:
+            yield Group(here)
+            yield Group((), count, made)
+        else:
+            yield Group(here, count, made)
 
 
 class ReadFromTable:
@@ -189,6 +226,7 @@ def said(
 ) -> Iterator[tuple[Generation, dict, list]]:
     """What is said, what the report says of steps so far, and what the stream was told of a decode step."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    ExpertsInTurn().convert(model)
     layers, books = decoder_layers(model), Books()
     experts = source(layers)
     for runner in take_over(model, experts):
@@ -210,6 +248,8 @@ def said(
             lambda step: books.begin_pass(),
             lambda use: longest_step(stepper, len(batch.prompts), 40, use),
             lambda host: host,
+            0,
+            getattr(experts, "results", None),
         )
         if in_pieces:
             stepper.graphs = steps.record()
@@ -246,4 +286,9 @@ def test_one_tokens_experts_are_one_launch(checkpoint: Path) -> None:
 
 def test_experts_that_come_one_after_the_other_are_launched_so(checkpoint: Path) -> None:
     facts = assert_alike(checkpoint, batch=ALONE, source=ApartOnce)[-1]
+    assert 0 < facts["visits"] < ROUTED * facts["steps"]
+
+
+def test_experts_that_are_computed_elsewhere_have_their_rows_in_the_launch(checkpoint: Path) -> None:
+    facts = assert_alike(checkpoint, batch=ALONE, source=Shared)[-1]
     assert 0 < facts["visits"] < ROUTED * facts["steps"]

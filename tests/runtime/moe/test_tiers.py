@@ -70,7 +70,7 @@ slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 
 def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
     """One at a time, or by groups."""
-    return (arrived for group in card.groups(layer, routing) for arrived in group) if together else card.visit(layer, routing)
+    return (arrived for group in card.groups(layer, routing) for arrived in group.arrived) if together else card.visit(layer, routing)
 
 
 @settings(deadline=None, max_examples=25)
@@ -148,7 +148,7 @@ def test_one_tokens_missed_experts_come_together_behind_one_event(layouts: dict)
         card = card_tier(layouts, fewest_slots(EXPERTS), below, cache, device)
         (group,) = card.groups(1, Routing(np.array([chosen]), prompt=False))
         events = [work for work in device._queues["copies"] if hasattr(work, "event")]
-        assert [expert for expert, _ in group] == chosen and len(events) == 1
+        assert [expert for expert, _ in group.arrived] == chosen and len(events) == 1
         assert len([work for work in device._queues["compute"] if hasattr(work, "event")]) == 2, "one wait, and the event behind it"
 
 
@@ -165,11 +165,11 @@ def test_what_the_ssd_brings_is_computed_with_what_was_there_and_the_policy_is_a
         judge = cache.judge
         cache.judge = lambda layer, routing: (judged.append(layer), judge(layer, routing))
         (group,) = card.groups(1, Routing(np.array([[missed, kept]]), prompt=False))
-        assert [expert for expert, _ in group] == [kept, missed] and judged == [1]
+        assert [expert for expert, _ in group.arrived] == [kept, missed] and judged == [1]
         card.catch_up()
         (kept,) = cache._kept[2]
         (group,) = card.groups(2, Routing(np.array([[kept]]), prompt=False))
-        assert len(group) == 1 and judged == [1]
+        assert len(group.arrived) == 1 and judged == [1]
         card.route(torch.zeros(1, 1), torch.zeros(1, 1))
         assert judged == [1, 2]
 
