@@ -111,6 +111,16 @@ def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates
     return Rates(read, link, alone, beside, read_beside)
 
 
+def link_rate(threads: int, seconds: float) -> float:
+    """GB/s of copies to the card with the bus idle, for about ``seconds``; 0 without a card. Takes 2.1 GB of DRAM and gives them back."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0.0
+    with closing(_Arena(threads, host_register())) as held:
+        return Gpu(torch.cuda.current_device()).feeding(held.arena, seconds, lambda: True)[0]
+
+
 def attention_rates(threads: int, sequences: int, tokens: int, seconds: float) -> tuple[float, float]:
     """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes 1.1 GB of DRAM."""
     from penstock.runtime.beside.host_pool import HostPool

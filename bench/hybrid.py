@@ -374,6 +374,18 @@ def profile_of(bench: Bench, quick: str) -> dict:
     return found
 
 
+def adopt_profile(bench: Bench, source: Path) -> None:
+    """The machine as it was probed for commands over ``source``. UserError where it was not."""
+    files = ("profile.json", "config/hardware/local.yaml")
+    for name in files:
+        if not (source / name).is_file():
+            raise UserError(f"profile={source}: has no {name}; name the work= of a command that ran on this machine, or leave profile= out")
+    if source.resolve() != bench.work:
+        (bench.work / files[1]).parent.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            shutil.copyfile(source / name, bench.work / name)
+
+
 Cases = Callable[[Bench, Worker, Mapping, Mapping[str, str]], object]
 """Makes what has the cases as methods."""
 
@@ -383,6 +395,8 @@ def play(of: Cases, names: Sequence[str], usual: str, keys: Sequence[str] = KEYS
     try:
         given = given_of(sys.argv[1:], keys)
         bench = Bench(Path(given.get("work", "bench-work")).resolve())
+        if "profile" in given:
+            adopt_profile(bench, Path(given["profile"]).expanduser())
         profile = profile_of(bench, given.get("quick", "false"))
         with closing(Worker(HANG_S)) as worker:
             one = of(bench, worker, profile, given)

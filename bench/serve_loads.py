@@ -6,11 +6,15 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from bench.cases import Row
-from bench.clients import COMPLETIONS, arriving
-from bench.serve_plans import ServePlans, settled, whole
-from bench.serve_rig import Server
+from bench.clients import COMPLETIONS
+from bench.serve_plans import ServePlans, settled
+from bench.serve_rig import Server, grown, histogram_share
+from bench.serve_streams import LeftEarly, first_tokens
+from bench.sse import Reply
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.arrivals import Arrivals, Lengths
@@ -30,6 +34,11 @@ NINETY_SHARE = 2
 """`ninety` lasts so much longer than other loads."""
 LONGER = 1.03
 """Passes that are so much longer: how far TTFTs then are from those that are simulated says what a row is worth."""
+FEWEST = 24
+"""Requests of a load at random moments."""
+LEAST_SHARE = ">= 0.92"
+CROWD = 3, 2
+"""Requests of each client of `crowd`: the first, or the last where the time is short. Two are a whole wave between two others' halves."""
 CUTS = (1, 2, 4, 8)
 """By which replies of closed loops are shorter, where whole ones take too long."""
 
@@ -77,6 +86,22 @@ class ScaledPrices(PassPrices):
         return self._prompt_share * super().mixed_s(mixed)
 
 
+def passes_of(before: Mapping[str, float], after: Mapping[str, float]) -> Mapping[str, PassesOf]:
+    """Between two pages of /metrics."""
+    return {kind: PassesOf.of(before, after, kind) for kind in KINDS}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A closed loop: its forecast and tokens a second, and the server's figures before and after it."""
+
+    forecast: ServingForecast
+    found: float
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    what: str
+
+
 @dataclass(frozen=True)
 class Load:
     """What a load was and what came of it."""
@@ -94,10 +119,32 @@ class Load:
 
 
 class Loads:
-    """Cases `light`, `ninety` and `closed`."""
+    """Cases `crowd`, `idle`, `light`, `ninety` and `closed`."""
 
     def __init__(self, rig: ServePlans):
         self.rig = rig
+
+    @cached_property
+    def full(self) -> Loop:
+        """Of all clients, with whole replies."""
+        return self._closed(self.rig.clients, *self._crowded())
+
+    def crowd(self) -> Iterator[Row]:
+        """Tokens a second of clients that come and go, over those of as many rows that stay."""
+        _, step_s = self.rig.fixed(self.rig.clients)
+        loop, predicted = self.full, self.full.forecast.tokens_per_s
+        what, limit = f"over the fixed batch; {loop.what}", self.rig.clients / step_s
+        yield self.rig.row(f"{self.rig.clients} clients", what, loop.found, limit, "tok/s", LEAST_SHARE, predicted / loop.found)
+
+    def idle(self) -> Iterator[Row]:
+        before, after = self.full.before, self.full.after
+        idle_s, busy_s = (grown(before, after, f"penstock_engine_{kind}_seconds_total") for kind in ("idle", "busy"))
+        what = f"{self.rig.clients} streams"
+        yield self.rig.row("engine idle between steps", what, idle_s, idle_s + busy_s, "s", "<= 0.01")
+        way_s = histogram_share(before, after, "penstock_token_to_socket_seconds", 0.99)
+        if way_s is None:
+            raise SystemExit("penstock_token_to_socket_seconds: nothing was counted")
+        yield self.rig.row("token to socket, p99", what, way_s, 0.002, "s", "<= 1")
 
     def light(self) -> Iterator[Row]:
         for share in map(float, self.rig.given.get("shares", LIGHT).split(",")):
@@ -124,23 +171,42 @@ class Loads:
             yield self._near(f"  TTFT {name}, passes as measured", "beside the simulator's with these", found, played, "")
 
     def closed(self) -> Iterator[Row]:
+        """The clients of `crowd` are asked no second time."""
+        for clients in map(int, self.rig.given.get("loops", CLOSED).split(",")):
+            loop = self.full if clients == self.rig.clients else self._closed(clients, *self.looped(clients, self.rows))
+            found, predicted = loop.found, loop.forecast.tokens_per_s
+            off, near = abs(predicted / found - 1), predicted / found
+            yield self.rig.row(f"{clients} clients", loop.what, found, predicted, "tok/s", NEAR_RATE, near, ratio=off)
+
+    @property
+    def rows(self) -> int:
+        return ServeLimits.of(self.rig.served).rows
+
+    def _closed(self, clients: int, arrivals: Arrivals, forecast: ServingForecast) -> Loop:
         server, name = self.rig.server(self.rig.path)
-        rows = ServeLimits.of(self.rig.served).rows
-        for clients in map(int, self.rig.given.get("counts", CLOSED).split(",")):
-            arrivals, forecast = self.looped(clients, rows)
-            new, count, together = arrivals.lengths.new_tokens, arrivals.requests, min(rows, clients)
-            self.rig.say(f"{clients} clients, {count} requests of {new} tokens", forecast.seconds)
-            before = server.metrics()
-            found = settled(self.rig.load(server, name, clients, count, new, seed=f"closed {clients}"), together)
-            off = abs(forecast.tokens_per_s / found - 1)
-            each = ", ".join(f"{1 / kind.share:.3f} {KINDS[key]}" for key, kind in self._passes(server, before).items() if kind.passes)
-            what, near = f"{count} of {new} tokens; passes {each}", forecast.tokens_per_s / found
-            yield self.rig.row(f"{clients} clients", what, found, forecast.tokens_per_s, "tok/s", NEAR_RATE, near, ratio=off)
+        new, count = arrivals.lengths.new_tokens, arrivals.requests
+        self.rig.say(f"{clients} clients, {count} requests of {new} tokens", forecast.seconds)
+        before = server.metrics()
+        replies = self.rig.load(server, name, clients, count, new, seed=f"closed {clients}")
+        time.sleep(VITAL_S)
+        after = server.metrics()
+        each = (f"{1 / kind.share:.3f} {KINDS[key]}" for key, kind in passes_of(before, after).items() if kind.passes)
+        what = f"{count} of {new} tokens; passes {', '.join(each)}"
+        return Loop(forecast, settled(replies, min(self.rows, clients)), before, after, what)
+
+    def _crowded(self) -> tuple[Arrivals, ServingForecast]:
+        for each in CROWD:
+            arrivals = self.arrivals(each * self.rig.clients, clients=self.rig.clients)
+            forecast = simulate_serving(self.rig.served, arrivals)
+            if forecast.seconds <= NINETY_SHARE * self.rig.seconds:
+                break
+        return arrivals, forecast
 
     def looped(self, clients: int, rows: int) -> tuple[Arrivals, ServingForecast]:
-        """A closed loop that takes about as long as loads do, and its forecast. Each client asks twice at least, and each row is taken
-        three times; replies are whole where there is time for that."""
-        least = max(2 * clients, 3 * min(rows, clients))
+        """A closed loop that takes about as long as loads do, and its forecast. Each client asks, as many as there are rows ask again, and
+        each row is taken three times. Replies are whole where there is time for that."""
+        together = min(rows, clients)
+        least = max(clients + together, 3 * together)
         for cut in CUTS:
             arrivals = self.arrivals(least, clients=clients, new=max(1, self.rig.new // cut))
             forecast = simulate_serving(self.rig.served, arrivals)
@@ -157,20 +223,23 @@ class Loads:
     def _poisson(self, share: float, new: int, seconds: float) -> Load:
         """Measured and simulated at so much of the planned load, for about so many ``seconds`` of arrivals."""
         rate = share * planned_load(self.rig.served, self.arrivals(8 * self.rig.clients, new=new))
-        arrivals = self.arrivals(min(2000, max(40, round(rate * seconds))), rate, new=new)
+        arrivals = self.arrivals(min(2000, max(FEWEST, round(rate * seconds))), rate, new=new)
         forecast, moments = simulate_serving(self.rig.served, arrivals), list(arrivals.moments())
         server, name = self.rig.server(self.rig.path)
         what = f"{arrivals.requests} requests of {new} tokens, {rate:.3g} a second"
-        self.rig.say(f"{share:.0%}: {what}", forecast.seconds)
+        self.rig.say(f"{share:.0%}: {what}", moments[-1])
         bodies, before = self.rig.bodies(name, arrivals.requests, new, seed=f"poisson {share}"), server.metrics()
-        replies = whole(asyncio.run(arriving(server.address, COMPLETIONS, bodies, moments)), server)
-        return Load(arrivals, forecast, Spread.of([reply.ttft_s for reply in replies]), self._passes(server, before), what)
-
-    def _passes(self, server: Server, before: Mapping[str, float]) -> Mapping[str, PassesOf]:
-        """Since ``before``."""
+        replies = self._first_tokens(server, bodies, moments)
         time.sleep(VITAL_S)
-        after = server.metrics()
-        return {kind: PassesOf.of(before, after, kind) for kind in KINDS}
+        passes = passes_of(before, server.metrics())
+        return Load(arrivals, forecast, Spread.of([reply.ttft_s for reply in replies]), passes, what)
+
+    def _first_tokens(self, server: Server, bodies: list[dict[str, Any]], moments: list[float]) -> list[Reply]:
+        """When the last request has its first token, no reply is waited for: none of their first tokens is left."""
+        try:
+            return asyncio.run(first_tokens(server.address, COMPLETIONS, bodies, moments))
+        except LeftEarly as error:
+            raise SystemExit(f"{error}; {server.words[-500:]}") from None
 
     def _pass_rows(self, passes: Mapping[str, PassesOf]) -> Iterator[Row]:
         for key, kind in passes.items():

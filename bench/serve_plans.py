@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.beside_rates import link_rate
 from bench.cases import Row
 from bench.clients import COMPLETIONS, Figures, body_of, closed_loop, model_name, token_prompt
-from bench.hybrid import ALONE, Hybrid
+from bench.hybrid import ALONE, BUSY_S, Hybrid
 from bench.link import Bench
 from bench.serve_rig import Server
 from bench.sse import Reply
@@ -32,9 +35,10 @@ class ServePlans:
     def __init__(self, servers: ExitStack, bench: Bench, worker: Worker, profile: Mapping[str, Any], given: Mapping[str, str]):
         self.bench, self.given = bench, given
         self._servers, self._open = servers, dict[Path, tuple[Server, str]]()
+        self._solved: dict[int, Plan] = {}
         self._fixed: dict[int, tuple[Plan, float]] = {}
         self._resident_s: dict[int, float] = {}
-        self._link_gbps: float | None = None
+        self._begun_s = time.perf_counter()
         self.hybrid = Hybrid(bench, worker, profile, given)
         self.prompt, self.new = int(given.get("prompt", "512")), int(given.get("new", "128"))
         self.clients, self.seconds = int(given.get("clients", "32")), float(given.get("seconds", "60"))
@@ -68,6 +72,18 @@ class ServePlans:
     def served(self) -> Plan:
         return read_plan(self.path)
 
+    def solve_ahead(self, counts: Sequence[int]) -> None:
+        """The server's plan and those of fixed batches of ``counts``, each by a process of one thread, side by side."""
+        self.checkpoint  # noqa: B018 - that all of them read
+        with ThreadPoolExecutor(max(1, self.hybrid.cores // 2)) as pool:
+            served = pool.submit(lambda: self.path)
+            solving = {count: pool.submit(self._solve, count) for count in counts if count not in self._solved}
+            served.result()
+            self._solved.update({count: plan.result() for count, plan in solving.items()})
+
+    def _solve(self, rows: int) -> Plan:
+        return self.hybrid.solve(f"rows-{rows}", self.checkpoint, *self.alone, prompt=self.prompt, batch=rows)
+
     def server(self, path: Path) -> tuple[Server, str]:
         """It, loaded and warm, and its model's name. Open until another is asked for, or the machine alone."""
         if path not in self._open:
@@ -97,8 +113,9 @@ class ServePlans:
         """The plan of a fixed batch of ``rows``, and its seconds a step."""
         if rows not in self._fixed:
             self.machine_alone()
-            plan = self.hybrid.solve(f"rows-{rows}", self.checkpoint, *self.alone, prompt=self.prompt, batch=rows)
+            plan = self._solved[rows] = self._solved.get(rows) or self._solve(rows)
             self._fixed[rows] = plan, median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(self.hybrid.pairs))
+            print(f"  fixed batch of {rows}, behind {self.elapsed_s:.0f} s", file=sys.stderr, flush=True)
         return self._fixed[rows]
 
     def bodies(self, name: str, count: int, new: int | None = None, seed: str = "") -> list[dict[str, Any]]:
@@ -110,15 +127,19 @@ class ServePlans:
         """A closed loop's replies. SystemExit where one failed."""
         return whole(asyncio.run(closed_loop(server.address, COMPLETIONS, self.bodies(name, count, new, seed), clients)), server)
 
+    @property
+    def elapsed_s(self) -> float:
+        """Since the probe."""
+        return time.perf_counter() - self._begun_s
+
     def say(self, what: str, seconds: float) -> None:
         """What comes next, and how long it will take by the plan."""
-        print(f"  {what}: about {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"  {what}: about {seconds:.0f} s, behind {self.elapsed_s:.0f} s", file=sys.stderr, flush=True)
 
-    def link_gbps(self, plan: Plan) -> float:
-        """Of the card's link, by the process that runs plans, once; 0 without a card."""
-        if self._link_gbps is None:
-            self._link_gbps = self.hybrid.rates(plan).link_gbps if self.hybrid.card else 0.0
-        return self._link_gbps
+    @cached_property
+    def link_gbps(self) -> float:
+        """Of the card's link, by the process that runs plans; 0 without a card."""
+        return float(self.hybrid.worker(link_rate, self.hybrid.cores, BUSY_S)) if self.hybrid.card else 0.0
 
     def row(
         self, case: str, what: str, result: float, limit: float, unit: str, target: str, predicted: float | None = None, **more: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from statistics import fmean, median
 
@@ -16,10 +17,10 @@ from penstock.planner.contract.serving.arrivals import Arrivals, Lengths
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serving_forecast import simulate_serving
 
-TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 4, 64
+TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 2, 64
 CLIENTS = 4
 """That the plan is for, and that ask first turns at once."""
-ALONE = 32
+ALONE = 16
 """Tokens of the row that decodes alone, before second turns come."""
 
 
@@ -34,7 +35,7 @@ class Turns:
         path = self.rig.plan("turns", CLIENTS, tokens + TAIL_TOKENS, self.rig.new, f"workload.kept_tokens={kept}")
         plan, vocab = read_plan(path), self.rig.served.model.vocab
         firsts = [token_prompt(tokens, vocab, f"turn {k}") for k in range(TURNS)]
-        link = self.rig.link_gbps(plan) or self.rig.served.hardware.dram_copy_gbps
+        link = self.rig.link_gbps or self.rig.served.hardware.dram_copy_gbps
         server, name = self.rig.server(path)
         asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
         self.rig.say(f"turns: {TURNS} first turns of {tokens} tokens, then second ones", expected_s(plan, tokens, self.rig.prompt))
@@ -50,24 +51,26 @@ class Turns:
     async def _second_turns(self, address: Address, name: str, firsts: Sequence[list[int]]) -> tuple[float, float, list[Reply]]:
         """Mean seconds between tokens of a row alone, of one beside second turns; and these."""
         vocab = self.rig.served.model.vocab
+        beside, seconds = list[Reply](), list[Reply]()
 
-        async def row(seed: str, new: int) -> Reply:
-            return await ask(address, COMPLETIONS, body_of(COMPLETIONS, token_prompt(self.rig.prompt, vocab, seed), new, name))
-
-        alone = await row("alone", ALONE)
-        beside, seconds, over = list[Reply](), list[Reply](), asyncio.Event()
+        async def row(seed: str, new: int, reply: Reply) -> Reply:
+            body = body_of(COMPLETIONS, token_prompt(self.rig.prompt, vocab, seed), new, name)
+            return await ask(address, COMPLETIONS, body, reply=reply)
 
         async def others() -> None:
-            """Rows one after the other, as long as second turns are asked."""
-            while not over.is_set():
-                beside.append(await row(f"beside {len(beside)}", self.rig.new))
+            """Rows one after the other."""
+            while True:
+                beside.append(Reply(time.perf_counter()))
+                await row(f"beside {len(beside)}", self.rig.new, beside[-1])
 
+        alone = await row("alone", ALONE, Reply(time.perf_counter()))
         going = asyncio.create_task(others())
         for k, first in enumerate(firsts):
             body = body_of(COMPLETIONS, first + token_prompt(TAIL_TOKENS, vocab, f"tail {k}"), TURN_NEW, name)
             seconds.append(await ask(address, COMPLETIONS, body))
-        over.set()
-        await going
+        going.cancel()
+        if failed := next((reply.error for reply in (alone, *beside) if reply.error), None):
+            raise SystemExit(f"a row beside second turns failed: {failed}")
         return alone.between_s, mean_gap([reply.times_s for reply in beside], seconds[0].begun_s, seconds[-1].ended_s), seconds
 
 

@@ -145,11 +145,13 @@ class Kept:
             self._both = None
 
 
-async def ask(address: Address, path: str, body: Mapping[str, Any], method: str = "POST", kept: Kept | None = None) -> Reply:
+async def ask(
+    address: Address, path: str, body: Mapping[str, Any], method: str = "POST", kept: Kept | None = None, reply: Reply | None = None
+) -> Reply:
     """Send ``body`` and read the reply to its end, on a connection of its own unless one is ``kept``. What goes wrong with it is the
-    reply's ``error``."""
+    reply's ``error``. Whoever gives a ``reply`` sees it fill."""
     content = json.dumps(body).encode() if method == "POST" else b""
-    reply, used = Reply(time.perf_counter()), kept or Kept()
+    reply, used = reply or Reply(time.perf_counter()), kept or Kept()
     try:
         for again in (used.open, False):
             try:
