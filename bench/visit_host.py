@@ -6,8 +6,9 @@ gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 
 O_DIRECT. Routers are drawn: some experts are likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations,
 and `OPERATIONS` come between two visits; each of them lets other threads have the interpreter, as launches do.
 
-Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; they take turns, token by token. Then `busy`, all
-in VRAM while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block by block.
+Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; `first`, the same while all that is read comes for
+the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then `busy`, all in VRAM
+while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block by block.
 
 For each case: experts missed in VRAM and read from the SSD a visit; processor time of the thread a visit, and of what it leaves behind the
 next launch, microseconds; wall time of both, and of the operations between; means and medians of `tokens` behind `warm` that are not
@@ -50,6 +51,7 @@ from penstock.runtime.memory.arena import Arena  # noqa: E402
 from penstock.runtime.memory.device import Event  # noqa: E402
 from penstock.runtime.memory.pieces import Segment  # noqa: E402
 from penstock.runtime.model.skeleton import Skeleton, open_skeleton  # noqa: E402
+from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundReads  # noqa: E402
 from penstock.runtime.moving.ledger import Ledger  # noqa: E402
 from penstock.runtime.reading.layout import Extent  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
@@ -116,15 +118,24 @@ def routings(count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
         yield [Routing(one[None], prompt=False) for one in chosen]
 
 
+class ForgetfulReads(UrgentSoundReads):
+    """To which everything comes for the first time."""
+
+    def read_each(self, *asked: Any, **more: Any) -> None:
+        self._seen.clear()
+        super().read_each(*asked, **more)
+
+
 @contextmanager
-def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: int, how: dict[str, Any]) -> Iterator[Tiers]:
-    """The card's tier, its experts, and the readers."""
+def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: int, first: bool, how: dict[str, Any]) -> Iterator[Tiers]:
+    """The card's tier, its experts, and the readers. ``first``: all that is read comes for the first time."""
     experts = spec_from_checkpoint(checkpoint).experts
     room = ExpertRoom.of(experts, ExpertSlots(vram, dram), True, skeleton.store, skeleton.layers)
     arena = Arena(max(1, room.dram_bytes))
     arena.occupy(None)
     with closing(arena), ReadPool(threads, BLOCK_BYTES, **how) as pool:
-        host = ExpertHost(room, arena, 0, pool)
+        scales = ArrivingScales(scale for scale in skeleton.store.scales if scale.comes_with_weights)
+        host = ExpertHost(room, arena, 0, (ForgetfulReads if first else UrgentSoundReads)(pool, scales))
         slots, nbytes = room.vram_share
         shared = torch.zeros(nbytes, dtype=torch.uint8)
         device: Any = IdleCard()
@@ -220,10 +231,13 @@ def main(arguments: Sequence[str]) -> None:
     units, tokens, warm = experts.units, int(given.get("tokens", "60")), int(given.get("warm", "200"))
     skeleton = open_skeleton(checkpoint, [ExpertsInTurn()])
     ways: dict[str, dict[str, Any]] = {"": {}, "_python": {"preadv": lambda *read: os.preadv(*read)}}
-    slots = {"vram": (units, 0), "dram": (VRAM, units), "ssd": (VRAM, units // 2), "ssd_python": (VRAM, units // 2)}
+    half = VRAM, units // 2
+    slots = {"vram": (units, 0), "dram": (VRAM, units), "ssd": half, "first": half, "ssd_python": half}
+    threads = int(given.get("threads", "8"))
 
     def tiers(vram: int, dram: int, name: str) -> AbstractContextManager[Tiers]:
-        return opened(skeleton, checkpoint, vram, dram, int(given.get("threads", "8")), ways["_python" if name.endswith("_python") else ""])
+        how = ways["_python" if name.endswith("_python") else ""]
+        return opened(skeleton, checkpoint, vram, dram, threads, name == "first", how)
 
     with ExitStack() as stack:
         table = measured({name: stack.enter_context(tiers(*held, name)) for name, held in slots.items()}, tokens, warm)

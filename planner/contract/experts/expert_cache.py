@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -43,6 +44,25 @@ class Visit(NamedTuple):
     dropped: tuple[int, ...]
 
 
+class _Ranks(NamedTuple):
+    """In which order experts of a layer are let go: those of the least worth first, of equals the one with the highest number."""
+
+    worths: Sequence[float]
+    first: Set[int]
+    """These go before all others."""
+
+    def worth(self, expert: int) -> float:
+        return -math.inf if expert in self.first else self.worths[expert]
+
+    def least(self, kept: Collection[int], otherwise: int) -> int:
+        """Of ``kept``, the one that goes first; to list all experts' ranks takes ten times as long."""
+        if self.first:
+            first = [expert for expert in kept if expert in self.first]
+            if first:
+                return max(first)
+        return min(sorted(kept, reverse=True), key=self.worths.__getitem__, default=otherwise)
+
+
 class ExpertCache:
     """``slots`` of one tier. Every layer keeps up to its quota of its ``count`` experts; the other slots are for experts in transit.
 
@@ -66,7 +86,8 @@ class ExpertCache:
         self, quotas: Mapping[int, int], slots: int, count: int, policy: ExpertPolicy,
         above: ExpertCache | None = None, far: FarSight | None = None, ahead: Prefetch = NOTHING,
     ):  # fmt: skip
-        """``far``: of layers beyond the next; the tier with none above it shows it what is used. ``ahead``: of each coming layer."""
+        """``far``: of layers beyond the next; the tier with none above it shows it what is used. ``ahead``: of each coming layer.
+        ``policy`` may be that of the tier ``above``: it is shown each visit once."""
         self._quotas = dict(quotas)
         self._count = count
         self._policy, self._far, self._ahead = policy, far, ahead
@@ -82,8 +103,10 @@ class ExpertCache:
         self._held = memoryview(bytearray(len(quotas) * count)) if far is None or above is not None else far.held
         """[layers x experts]: whether :meth:`slot` has one."""
         self._worth = np.zeros(count, np.float32)
-        self._ranks: list[tuple[float, int]] | None = None
-        """See :meth:`_rank`; None until somebody asks."""
+        self._worths: list[float] | None = None
+        """The same as a list; None until somebody asks."""
+        self._judged: Routing | None = None
+        """What the policy was shown last."""
         self._unused: set[int] = set()
         """Of the layer visited last, experts that were kept and are about to be used."""
         self._late: list[int] = []
@@ -128,7 +151,13 @@ class ExpertCache:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
         if self._whole:
             return
-        place = self._place[layer]
+        place, above = self._place[layer], self._above
+        if above is None or above._policy is not self._policy or above._judged is not routing:
+            self._show(place, routing)
+        self._judged = routing
+        self._worth, self._worths = self._policy.worth(place), None
+
+    def _show(self, place: int, routing: Routing) -> None:
         if routing.prompt:
             self._policy.study(place, routing.chosen)
         else:
@@ -138,7 +167,6 @@ class ExpertCache:
                 self._far.forget()
             else:
                 self._far.observe(place, routing.experts, routing.ahead)
-        self._worth, self._ranks = self._policy.worth(place), None
 
     def take(self, layer: int, expert: int) -> int | None:
         """A slot for ``expert``, which is not held; None while none is free."""
@@ -176,19 +204,19 @@ class ExpertCache:
             waiting, self._late = self._late, []
             for used in waiting:
                 if ranks is None and len(kept) >= self._quotas[layer]:
-                    ranks = self._rank(layer)  # the tier above changes nothing meanwhile
+                    ranks = self._ranks(layer)  # the tier above changes nothing meanwhile
                 slot = self._settled(layer, used, ranks)
                 if slot is not None:
                     let_go.append(slot)
         return let_go
 
-    def _settled(self, layer: int, expert: int, ranks: Sequence[tuple[float, int]] | None) -> int | None:
+    def _settled(self, layer: int, expert: int, ranks: _Ranks | None) -> int | None:
         """The slot that is let go for ``expert``, which came through a passing one; None for none, or for one that is still to be used.
         ``ranks`` are there where all slots of the layer's own are taken."""
         kept, passing = self._kept[layer], self._passing[layer]
         if ranks is not None:
-            least = self._least(layer, ranks, expert)
-            if ranks[least][0] >= ranks[expert][0]:
+            least = ranks.least(kept, expert)
+            if ranks.worth(least) >= ranks.worth(expert):
                 return self._let_go(passing, layer, expert)
             if least in self._unused:
                 self._late.append(expert)
@@ -205,24 +233,17 @@ class ExpertCache:
         self._held[self._at(layer, expert)] = 0
         return places.pop(expert)
 
-    def _least(self, layer: int, ranks: Sequence[tuple[float, int]], otherwise: int) -> int:
-        """Of those that are kept, the one of the lowest rank."""
-        return min(self._kept[layer], key=ranks.__getitem__, default=otherwise)
-
-    def _rank(self, layer: int) -> Sequence[tuple[float, int]]:
-        """(worth, -number) of every expert of the layer visited last; the lowest is evicted first. Experts that the tier above keeps have
-        -inf."""
-        if self._ranks is None:
-            self._ranks = list(zip(self._worth.tolist(), range(0, -self._count, -1), strict=True))
+    def _ranks(self, layer: int) -> _Ranks:
+        """Of the experts of the layer visited last. Those that the tier above keeps go first, but for the one that goes next there."""
+        if self._worths is None:
+            self._worths = self._worth.tolist()
         above = self._above
         if above is None:
-            return self._ranks
-        spare = above._least(layer, above._rank(layer), -1) if self._quotas[layer] > above._quotas[layer] > 1 else -1
-        ranks = [*self._ranks]
-        for e in above._kept[layer]:
-            if e != spare:
-                ranks[e] = -np.inf, -e
-        return ranks
+            return _Ranks(self._worths, frozenset())
+        first = {*above._kept[layer]}
+        if self._quotas[layer] > above._quotas[layer] > 1:
+            first.discard(above._ranks(layer).least(above._kept[layer], -1))
+        return _Ranks(self._worths, first)
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

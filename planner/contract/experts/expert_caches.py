@@ -14,15 +14,15 @@ LIKELY = ExpertSlots.least_chance
 
 
 def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[ExpertCache | None, ExpertCache]:
-    """What decides for VRAM (None without a GPU) and for DRAM, each with a policy of its own. Both go by one foresight of farther layers,
-    where the policy asks routers beforehand."""
+    """What decides for VRAM (None without a GPU) and for DRAM. Both ask one policy, and go by one foresight of farther layers, where the
+    policy asks routers beforehand."""
     shape = len(experts.layers), experts.count, experts.top_k
 
     def cache(number: int, above: ExpertCache | None, most_ahead: int) -> ExpertCache:
-        number, policy = min(number, experts.units), make_expert_policy(slots.policy, *shape)
+        number = min(number, experts.units)
         return ExpertCache(kept_slots(experts, number), number, experts.count, policy, above, far, Prefetch(most_ahead, slots.least_chance))
 
-    asks = make_expert_policy(slots.policy, *shape).needs_ahead is AheadScores.router
-    far = FarSight(*shape, slots.least_chance) if asks else None
+    policy = make_expert_policy(slots.policy, *shape)
+    far = FarSight(*shape, slots.least_chance) if policy.needs_ahead is AheadScores.router else None
     vram = cache(slots.vram_slots, None, slots.prefetch) if gpu else None
     return vram, cache(slots.dram_slots, vram, slots.read_ahead if gpu else slots.prefetch)
