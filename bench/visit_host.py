@@ -123,6 +123,7 @@ class ForgetfulReads(UrgentSoundReads):
 
     def read_each(self, *asked: Any, **more: Any) -> None:
         self._seen.clear()
+        self._sound.clear()
         super().read_each(*asked, **more)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +15,7 @@ from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import Reads, UrgentReads
+from penstock.runtime.reading.reads_inbox import Look, Ticket
 from penstock.runtime.store.scales import Scale, no_numbers
 
 
@@ -37,17 +40,30 @@ class ArrivingScales:
     def refuse(self, extents: Iterable[Extent], into: memoryview) -> None:
         """UserError names the first tensor whose scales, as far as they lie in ``extents``, are no numbers. Takes no memory but two bytes
         for each block of 32 or 256 weights."""
+        for scale, at, nbytes, begin in self._among(extents):
+            if not scale.is_sound(into[at : at + nbytes], begin):
+                raise no_numbers(scale)
+
+    def words(self, extents: Iterable[Extent]) -> array[int]:
+        """The same as :class:`penstock.runtime.reading.reads_inbox.Look` takes it; none where there are no scales."""
+        found = array("q")
+        for scale, at, nbytes, begin in self._among(extents):
+            for numbers in scale.numbers(nbytes, begin):
+                found.extend((at + numbers.at, *numbers[1:]))
+        return found
+
+    def _among(self, extents: Iterable[Extent]) -> Iterator[tuple[Scale, int, int, int]]:
+        """(scale, where in the buffer, bytes, first byte of its tensor) of what lies in ``extents``."""
         for extent in extents:
             found, end = self._in_file.get(extent.file, []), extent.offset + extent.nbytes
-            first = max(0, bisect_right(self._begins.get(extent.file, []), extent.offset) - 1)
-            for scale in found[first:]:
-                if scale.entry.offset >= end:
+            for n in range(max(0, bisect_right(self._begins.get(extent.file, []), extent.offset) - 1), len(found)):
+                entry = found[n].entry
+                if entry.offset >= end:
                     break
-                begin = max(extent.offset, scale.entry.offset)
-                nbytes = min(end, scale.entry.offset + scale.entry.nbytes) - begin
-                at = extent.dest + begin - extent.offset
-                if nbytes > 0 and not scale.is_sound(into[at : at + nbytes], begin - scale.entry.offset):
-                    raise no_numbers(scale)
+                begin = max(extent.offset, entry.offset)
+                nbytes = min(end, entry.offset + entry.nbytes) - begin
+                if nbytes > 0:
+                    yield found[n], extent.dest + begin - extent.offset, nbytes, begin - entry.offset
 
 
 class SoundReads:
@@ -57,6 +73,8 @@ class SoundReads:
     def __init__(self, source: Reads, scales: ArrivingScales):
         self._source, self._scales = source, scales
         self._seen: set[tuple[Path, int, int]] = set()
+        self._sound: dict[int, tuple[Extent, ...]] = {}
+        """Extents of calls that were looked at, or are by readers now; a tuple is kept and comes again."""
 
     def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
         """See :class:`penstock.runtime.reading.reader.Reads`; ``urgent``: of a pool of readers alone."""
@@ -67,21 +85,33 @@ class SoundReads:
             self._source.read(extents, into, done, name)
 
     def _checked(self, extents: Sequence[Extent], into: memoryview, done: Done) -> Done:
-        """``done`` behind a look at what comes for the first time."""
-        new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen] if self._scales else []
+        """``done`` behind a look at what comes for the first time. Readers look by themselves at what a ticket is for."""
+        if not self._scales or self._sound.get(id(extents)) is extents:
+            return done
+        if isinstance(done, Ticket) and isinstance(extents, tuple):
+            self._sound[id(extents)] = extents
+            words = self._scales.words(extents)
+            return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into))) if words else done
+        new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen]
         if not new:
             return done
 
         def landed(error: BaseException | None) -> None:
             if error is None:
-                try:
-                    self._scales.refuse(new, into.cast("B"))
-                    self._seen.update((e.file, e.offset, e.nbytes) for e in new)
-                except UserError as caught:  # handed to whoever waits for this read
-                    error = caught
+                error = self._refusal(new, into)
+            if error is None:
+                self._seen.update((e.file, e.offset, e.nbytes) for e in new)
             done(error)
 
         return landed
+
+    def _refusal(self, extents: Iterable[Extent], into: memoryview) -> UserError | None:
+        """Of what has come, for whoever waits for this read."""
+        try:
+            self._scales.refuse(extents, into.cast("B"))
+        except UserError as caught:
+            return caught
+        return None
 
 
 class MeteredSoundReads(SoundReads):

@@ -19,7 +19,7 @@ from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.known_runs import KnownRuns, Runs
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
-from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
+from penstock.runtime.reading.native.readers_library import ENDED, LOOK_WORDS, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Ticket
 from penstock.runtime.reading.store_errors import cancelled, closed
@@ -38,12 +38,14 @@ def _stop(library: ReadersLibrary, pool: int, process: int) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A call of ``ask`` that is not over; keeps its buffer and its runs alive."""
+    """A call of ``read`` that is not over, into ``into``, which lies at ``address``; keeps its buffer, its runs and its looks alive."""
 
-    target: Target | None
-    runs: Runs | None
     done: Any
     error: BaseException | None = None
+    into: memoryview | None = None
+    address: int = 0
+    name: str = ""
+    runs: Runs | None = None
 
 
 class NativeInbox(Generic[K]):
@@ -61,7 +63,7 @@ class NativeInbox(Generic[K]):
         weakref.finalize(self, quick.inbox_free, self.address).atexit = False
 
     def put(self, key: K, error: BaseException | None = None) -> None:
-        number = self.readers.number(_Asked(None, None, Ticket(self, key), error))
+        number = self.readers.number(_Asked(Ticket(self, key), error))
         if self.readers.library.quick.inbox_put(self.address, number):
             raise MemoryError("no memory for a number")
 
@@ -109,22 +111,26 @@ class NativeReaders:
 
     def ask(self, parts: Sequence[Sequence[Extent]], into: memoryview, dones: Sequence[Done], name: str, urgent: bool) -> None:
         """Queue a call of ``read`` for each of ``parts``."""
-        address, words = address_of(into), array("q")
-        nbytes, aligned, numbers = len(into), address % ALIGN == 0, []
+        address, known = address_of(into), self._known.of
+        nbytes, aligned, numbers, words = len(into), address % ALIGN == 0, [], list[int]()
         with self._order:
             if self.closed:
                 raise closed()
-            found = [self._known.of(extents, nbytes, aligned) for extents in parts]
+            found = [known(extents, nbytes, aligned) for extents in parts]
             for each, done in zip(found, dones, strict=True):
-                number = next(self._numbers)
-                self._asked[number] = _Asked(Target(into, address, name, number), each, done)
+                number, heard, looks, looked = next(self._numbers), 0, 0, 0
+                self._asked[number] = _Asked(done, None, into, address, name, each)
                 numbers.append(number)
-                inbox = done.inbox if isinstance(done, Ticket) else None
-                heard = inbox.address if isinstance(inbox, NativeInbox) and inbox.readers is self else 0
-                words.extend((each.address, len(each.extents), number, heard))
+                if isinstance(done, Ticket) and isinstance(done.inbox, NativeInbox) and done.inbox.readers is self:
+                    heard = done.inbox.address
+                    if done.look is not None:
+                        looks, size = done.look.words.buffer_info()
+                        looked = size // LOOK_WORDS
+                words += (each.address, len(each.extents), number, heard, looks, looked)
             if self._blocks.on_block is not None:
                 self._names |= dict.fromkeys(numbers, name)
-            if self.library.quick.readers_ask(self._pool, words.buffer_info()[0], len(numbers), address, urgent):
+            asked = array("q", words)
+            if self.library.quick.readers_ask(self._pool, asked.buffer_info()[0], len(numbers), address, urgent):
                 for number in numbers:
                     del self._asked[number]
                 raise MemoryError("no memory for a read")
@@ -210,14 +216,15 @@ class NativeReaders:
         asked, error = self._asked[number], None
         file, offset, nbytes, dest, landing = block
         odd = Block(self._known.path(file), offset, nbytes, dest, Landing(landing))
-        assert asked.target is not None, "it has blocks"
+        assert asked.into is not None, "it has blocks"
+        target = Target(asked.into, asked.address, asked.name, number)
         try:
             if asked.error is None:
                 self.hear()
-                error = cancelled(odd) if self.closed else self._blocks.tried(odd, asked.target, staging)
+                error = cancelled(odd) if self.closed else self._blocks.tried(odd, target, staging)
                 self._known.open(odd.file)
         finally:
             asked.error = asked.error or error
-            del asked
+            del asked, target
             if self.library.quick.readers_mended(self._pool, me, error is not None):
                 self._tell(number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 K = TypeVar("K")
 Heard = tuple[K, BaseException | None]
@@ -21,15 +23,27 @@ class Inbox(Protocol[K]):
         """What came, in order; waits for it for so many seconds at most. May come back early with nothing, as for a signal."""
 
 
+class Look(NamedTuple):
+    """What is looked at when a read has brought it: whether numbers in its buffer are numbers."""
+
+    words: array[int]
+    """``struct look`` of look.h, one after the other."""
+    refusal: Callable[[], BaseException | None]
+    """Why not; None where they are. Looks without C."""
+
+
 class Ticket(Generic[K]):
-    """The ``done`` of a read that comes into ``inbox`` as ``key`` when it is over: readers that know inboxes do that without Python."""
+    """The ``done`` of a read that comes into ``inbox`` as ``key`` when it is over: readers that know inboxes do that without Python. So
+    they ``look`` at what came; where that is no number, Python says so."""
 
-    __slots__ = ("inbox", "key")
+    __slots__ = ("inbox", "key", "look")
 
-    def __init__(self, inbox: Inbox[K], key: K):
-        self.inbox, self.key = inbox, key
+    def __init__(self, inbox: Inbox[K], key: K, look: Look | None = None):
+        self.inbox, self.key, self.look = inbox, key, look
 
     def __call__(self, error: BaseException | None) -> None:
+        if error is None and self.look is not None:
+            error = self.look.refusal()
         self.inbox.put(self.key, error)
 
 

@@ -20,18 +20,29 @@ from penstock.runtime.store.parameters import Slot
 
 READERS = 4
 """Reads in flight."""
-_NO_NUMBER: Mapping[torch.dtype, tuple[type[np.unsignedinteger], int]] = MappingProxyType(
+_NO_NUMBER: Mapping[torch.dtype, tuple[np.dtype, int]] = MappingProxyType(
     {
-        torch.float32: (np.uint32, 0x7F800000),
-        torch.bfloat16: (np.uint16, 0x7F80),
-        torch.float16: (np.uint16, 0x7C00),
-        torch.float8_e4m3fn: (np.uint8, 0x7F),
-        torch.float8_e8m0fnu: (np.uint8, 0xFF),
+        torch.float32: (np.dtype(np.uint32), 0x7F800000),
+        torch.bfloat16: (np.dtype(np.uint16), 0x7F80),
+        torch.float16: (np.dtype(np.uint16), 0x7C00),
+        torch.float8_e4m3fn: (np.dtype(np.uint8), 0x7F),
+        torch.float8_e8m0fnu: (np.dtype(np.uint8), 0xFF),
     }
 )
 """Of what is NaN or infinite these bits are all set."""
 _HALVES: Mapping[str, tuple[int, ...]] = MappingProxyType({"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)})
 """Type of a GGUF file's blocks -> where the F16 numbers of each lie: d, and dmin behind it."""
+
+
+class Numbers(NamedTuple):
+    """``count`` of ``size`` bytes in a buffer, the first at ``at``, each ``step`` bytes behind the one before. Of what is no number all of
+    ``bits`` are set."""
+
+    at: int
+    count: int
+    step: int
+    size: int
+    bits: int
 
 
 class Scale(NamedTuple):
@@ -52,18 +63,24 @@ class Scale(NamedTuple):
         """Whether reading it alone would take as long as reading the weights, or it is one of many small ones."""
         return self.of_expert or self.block_bytes > 0
 
-    def is_sound(self, stored: memoryview, at: int = 0) -> bool:
-        """Whether the numbers in ``stored``, the tensor's bytes from ``at`` on, are finite. A number that is cut off is left out."""
+    def numbers(self, nbytes: int, at: int = 0) -> Iterator[Numbers]:
+        """Those in ``nbytes`` of the tensor from ``at`` on. A number that is cut off is left out."""
         kind, bits = _NO_NUMBER[self.dtype]
-        size = np.dtype(kind).itemsize
+        size = kind.itemsize
         step = self.block_bytes or size
         for place in self.places:
             first = (place - at) % step
-            count = (len(stored) - first - size) // step + 1
+            count = (nbytes - first - size) // step + 1
             if count > 0:
-                numbers: np.ndarray = np.ndarray((count,), kind, stored, first, (step,))
-                if ((numbers & kind(bits)) == kind(bits)).any():
-                    return False
+                yield Numbers(first, count, step, size, bits)
+
+    def is_sound(self, stored: memoryview, at: int = 0) -> bool:
+        """Whether the numbers in ``stored``, the tensor's bytes from ``at`` on, are finite; look.c says the same."""
+        kind, bits = _NO_NUMBER[self.dtype]
+        for first, count, step, _, _ in self.numbers(len(stored), at):
+            numbers: np.ndarray = np.ndarray((count,), kind, stored, first, (step,))
+            if ((numbers & kind.type(bits)) == kind.type(bits)).any():
+                return False
         return True
 
 

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { READERS_VERSION = 1 };
+enum { READERS_VERSION = 2 };
 enum { LOG = 4096, LOG_TOLD = 512 }; /* facts that are kept, beside two of each reader, and after how many somebody should hear them */
 enum { ENDED, ODD, OVER, TOLD };     /* why readers_work returns */
 
@@ -32,7 +32,7 @@ struct readers {
     pthread_cond_t work;
     struct queue urgent, usual;
     int64_t threads, idle, called; /* called: readers that were woken and have not looked yet */
-    int64_t closed, stopped, copying;
+    int64_t closed, stopped, touching;
     char *staging;
     int64_t staged_bytes; /* of each reader */
     int64_t log_first, log_held, log_told, log_room;
@@ -149,18 +149,43 @@ int64_t readers_hear(struct readers *pool, struct fact *facts, int64_t most)
     return heard;
 }
 
-/* 0 where the process ends: the interpreter may have given the buffer back. */
-static int copy_all(struct readers *pool, const struct copy *copy, int copies)
+/* 0 where the process ends: the interpreter may have given the buffer back. Else leave() comes behind what touches it. */
+static int enter(struct readers *pool)
 {
     pthread_mutex_lock(&pool->lock);
     int may = !pool->stopped;
-    __atomic_add_fetch(&pool->copying, may, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&pool->touching, may, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&pool->lock);
+    return may;
+}
+
+static void leave(struct readers *pool)
+{
+    __atomic_sub_fetch(&pool->touching, 1, __ATOMIC_RELEASE);
+}
+
+/* 0 where the process ends. */
+static int copy_all(struct readers *pool, const struct copy *copy, int copies)
+{
+    int may = enter(pool);
     for (int i = 0; may && i < copies; i++)
         memcpy(copy[i].to, copy[i].from, (size_t)copy[i].bytes);
     if (may)
-        __atomic_sub_fetch(&pool->copying, 1, __ATOMIC_RELEASE);
+        leave(pool);
     return may;
+}
+
+/* Some of a request is over, and with it all, if no block is left. 1 when readers_work should return with its number. */
+static int ended(struct readers *pool, struct request *request, int64_t left, int64_t *number)
+{
+    int sound = 1;
+    if (left)
+        return 0;
+    if (!request->failed && request->looked && request->inbox && enter(pool)) {
+        sound = all_numbers(request->looks, request->looked, request->into);
+        leave(pool);
+    }
+    return over(request, sound, number);
 }
 
 /* Under the lock: whether there may be no room for what readers will note. */
@@ -186,7 +211,7 @@ static int await(struct readers *pool)
 
 /* Reads blocks as reader `me`, until the pool is closed and nothing is left (ENDED), or until told[0] is the number of a request that
  *     ODD   has a block to be looked at, in told[1..5] as struct block: readers_mended comes next
- *     OVER  is over
+ *     OVER  is over, and has no inbox, or brought what is no number
  * or until facts should be heard (TOLD). */
 int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
 {
@@ -218,7 +243,7 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         if (!some) {
             pthread_mutex_unlock(&pool->lock);
             wake(pool, woken);
-            if (over(request, left, &told[0]))
+            if (ended(pool, request, left, &told[0]))
                 return OVER;
             continue;
         }
@@ -247,12 +272,12 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         }
         left = --request->left;
         pthread_mutex_unlock(&pool->lock);
-        if (over(request, left, &told[0]))
+        if (ended(pool, request, left, &told[0]))
             return OVER;
     }
 }
 
-/* The block that reader `me` handed back was read, or the request has failed. 1 when the request is over and has no inbox. */
+/* The block that reader `me` handed back was read, or the request has failed. 1 when the request is over and somebody is to be told. */
 int64_t readers_mended(struct readers *pool, int64_t me, int64_t failed)
 {
     int64_t number;
@@ -261,7 +286,7 @@ int64_t readers_mended(struct readers *pool, int64_t me, int64_t failed)
     request->failed |= failed;
     int64_t left = --request->left;
     pthread_mutex_unlock(&pool->lock);
-    return over(request, left, &number);
+    return ended(pool, request, left, &number);
 }
 
 /* Threads return when nothing is left; blocks that have not begun go back to them. */
@@ -279,6 +304,6 @@ void readers_stop(struct readers *pool)
     pthread_mutex_lock(&pool->lock);
     pool->stopped = 1;
     pthread_mutex_unlock(&pool->lock);
-    while (__atomic_load_n(&pool->copying, __ATOMIC_ACQUIRE))
+    while (__atomic_load_n(&pool->touching, __ATOMIC_ACQUIRE))
         sched_yield();
 }

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
+LOOK_WORDS = 5
+"""Of ``struct look``."""
 ENDED, ODD, OVER, TOLD = range(4)
 """Why ``readers_work`` returns."""
 

@@ -39,6 +39,8 @@ struct request *request_of(const struct asked *asked, char *into)
     request->runs = asked->runs;
     request->into = into;
     request->inbox = asked->inbox;
+    request->looks = asked->looks;
+    request->looked = asked->looked;
     request->number = asked->number;
     request->count = asked->count;
     for (int64_t i = 0; i < asked->count; i++)
@@ -78,15 +80,15 @@ int take(struct queue *queue, struct block *block)
     return some;
 }
 
-int over(struct request *request, int64_t left, int64_t *number)
+int over(struct request *request, int sound, int64_t *number)
 {
-    if (left)
-        return 0;
     struct inbox *inbox = request->inbox;
     *number = request->number;
-    free(request);
-    if (!inbox)
+    if (!inbox || !sound) {
+        request_free(request);
         return 1;
+    }
+    free(request);
     inbox_push(inbox, *number);
     return 0;
 }

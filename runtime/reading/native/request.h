@@ -3,6 +3,7 @@
 
 #include "block.h"
 #include "inbox.h"
+#include "look.h"
 
 /* Bytes of a file to be read in blocks: `struct Run` of blocks.py. Everything in int64_t, so that the interpreter may write it as an
  * array. */
@@ -16,6 +17,8 @@ struct asked {
     const struct run *runs;
     int64_t count, number;
     struct inbox *inbox;
+    const struct look *looks; /* at what comes, before the inbox gets the number */
+    int64_t looked;           /* how many */
 };
 
 struct request {
@@ -23,6 +26,8 @@ struct request {
     const struct run *runs;
     char *into;
     struct inbox *inbox;         /* NULL: a reader returns with its number */
+    const struct look *looks;
+    int64_t looked;
     int64_t number, count;       /* runs */
     int64_t run, step;           /* which block is the next */
     int64_t taken, left, blocks; /* left: blocks that are not over */
@@ -40,7 +45,7 @@ void request_free(struct request *request);
 /* Takes the next block of the queue's first request, or, of one that has failed, all that are left. 0 where it took no block: then nobody
  * else gets any of it. */
 int take(struct queue *queue, struct block *block);
-/* Some of a request is over, and with it all, if no block is left. 1 when the caller should return with its number. */
-int over(struct request *request, int64_t left, int64_t *number);
+/* A request is over. 1 when the caller should return with its number: it has no inbox, or what came is not `sound`. */
+int over(struct request *request, int sound, int64_t *number);
 
 #endif
