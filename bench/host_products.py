@@ -83,7 +83,7 @@ class Copies(AbstractContextManager["Copies"]):
 
     def _copy(self) -> None:
         stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
+        with torch.inference_mode(), torch.cuda.stream(stream):  # a mode is a thread's own
             while not self._stop.is_set():
                 for _ in range(8):
                     self._to.copy_(self._from, non_blocking=True)
