@@ -8,8 +8,8 @@
 `small`: `tiny-llama` drafts for `tiny-mixtral`, which has the same tokens; one process, pairs of replies with and without drafts in turns.
 `real`: the models of `bench/train_python.py` on files that they were not trained on. Each drafter is held against plain streaming with the
 same VRAM: what a run takes beside weights, and 30 % of these, for the copy in 4 bits 50 %. `continuation` has the head of a file as its
-prompt; `edit` the file with one name changed, and then its head as it was. Texts in which eight tokens repeat more than three times are
-left out, and counted.
+prompt; `edit` the file with one name changed, and then its head as it was. Before each comparison one run with `calibrate=true` over other
+files of the kind tells the plan how many drafts are kept. Texts in which eight tokens repeat more than three times are left out, and counted.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ PAIRS = 7
 PROMPT, NEW = 512, 192
 SMALL_NEW = 64
 TEXTS = 10
+TAUGHT = 6
+"""Other texts of the kind, of the calibrating run."""
 SPOKEN = ("Once upon a time there was a little girl", "The old man went to the sea and", "One day, a cat and a dog")
 OF_WEIGHTS = frozenset({"residents", "ring", "embedding", "drafter", "experts"})
 """Items of VRAM that a budget for weights is shared by."""
@@ -166,13 +168,13 @@ class Drafters(Hybrid):
             vram = self.budget(target, share)
             for kind, wanted in targets.items():
                 asked = [f"speculate={who}", *([f"draft={places[who]}"] if who in places else [])]
-                longest = max(map(len, prompts[kind][:TEXTS]))
-                plain, drafted = (
-                    self.solve(f"real-{who}-{kind}-{name}", target, *keys, vram=vram, prompt=longest, new=NEW)
-                    for name, keys in (("plain", []), ("drafted", asked))
-                )
-                mine = self.worker(measure_replies, drafted, target, prompts[kind][:TEXTS], False)["drafted"]
-                its = self.worker(measure_replies, plain, target, prompts[kind][:TEXTS], False)["drafted"]
+                shown, others = prompts[kind][:TEXTS], prompts[kind][TEXTS : TEXTS + TAUGHT]
+                longest = max(map(len, [*shown, *others]))
+                name = f"real-{who}-{kind}"
+                plain = self.solve(f"{name}-plain", target, vram=vram, prompt=longest, new=NEW)
+                drafted = self.taught(name, target, [*asked, f"workload.name=python-{kind}"], vram, longest, others)
+                mine = self.worker(measure_replies, drafted, target, shown, False)["drafted"]
+                its = self.worker(measure_replies, plain, target, shown, False)["drafted"]
                 fresh = [k for k, text in enumerate(its.tokens) if not repeats(text)]
                 some = [Replies([one.seconds[k] for k in fresh], [one.tokens[k] for k in fresh], one.facts) for one in (mine, its)]
                 if not fresh:
@@ -180,6 +182,18 @@ class Drafters(Hybrid):
                     continue
                 row = self.over(dict(zip(("drafted", "plain"), some, strict=True)), drafted, f"by {who}", f"real, {kind}", wanted)
                 yield replace(row, what=f"{row.what}, {len(its.tokens) - len(fresh)} left out")
+
+    def taught(self, name: str, target: Path, keys: Sequence[str], vram: str, longest: int, others: Sequence[Sequence[int]]) -> Plan:
+        """The plan that is solved once a run over ``others`` has told what becomes of drafts."""
+        first = self.solve(f"{name}-first", target, *keys, vram=vram, prompt=longest, new=NEW)
+        if not others:
+            print(f"{name}: no further texts to calibrate by; hold more files out", flush=True)
+            return first
+        asked = self.bench.work / f"{name}.jsonl"
+        asked.write_text("".join(json.dumps({"tokens": list(tokens), "max_new_tokens": NEW}) + "\n" for tokens in others))
+        files = (f"plan={self.bench.work / f'hybrid-{name}-first.yaml'}", f"prompts={asked}", f"out={self.bench.work / f'{name}.json'}")
+        self.bench.call("runtime", "run", *files, "calibrate=true")
+        return self.solve(f"{name}-drafted", target, *keys, vram=vram, prompt=longest, new=NEW)
 
     def budget(self, checkpoint: Path, share: float) -> str:
         """VRAM with room for a ``share`` of the weights beside what every run takes; all of it without a card."""

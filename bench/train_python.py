@@ -4,7 +4,7 @@
     python bench/train_python.py out=tiny size=tiny steps=20 corpus_mb=4      # tries the script on a CPU
 
 The corpus: the files `*.py` of the standard library and of the installed packages, or of `packages` alone, in an order that `seed`
-draws. One of a hundred is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
+draws. One of fifty is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
 `out/train.json` with losses and seconds. Training ends with `steps`, or when `minutes` are over. Needs transformers and tokenizers.
 """
 
@@ -32,6 +32,8 @@ from penstock.planner.common.errors import UserError  # noqa: E402
 
 VOCAB, CONTEXT = 16384, 1024
 END = "<|end|>"
+HELD = 50
+"""Of so many files one is held out."""
 GEOMETRY = {
     "usual": {"target": (1536, 4096, 20, 24, 8), "draft": (512, 1408, 4, 8, 4)},
     "tiny": {"target": (256, 512, 3, 4, 2), "draft": (128, 256, 1, 2, 1)},
@@ -49,14 +51,14 @@ class Asked:
 
     out: Path
     seed: int = 0
-    steps: int = 1400
+    steps: int = 2600
     minutes: float = 7.5
     corpus_mb: int = 160
     packages: str = "transformers,torch"
     """Whose files, by commas; all that there are where it is empty. Few packages are read more than once in the time: what is then learnt
     of them goes on for longer without repeating itself."""
     size: str = "usual"
-    batch: int = 32
+    batch: int = 16
     """Sequences of a step."""
     micro: int = 16
     """Sequences that are computed together."""
@@ -165,7 +167,7 @@ def main(asked: Asked) -> None:
     begun, device = time.perf_counter(), "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
     texts = corpus(asked.seed, asked.corpus_mb, asked.packages)
-    held, seen = texts[::100], [text for k, text in enumerate(texts) if k % 100]
+    held, seen = texts[::HELD], [text for k, text in enumerate(texts) if k % HELD]
     tokenizer = tokenizer_of(seen[: max(1, len(seen) // 6)], VOCAB)
     encoded = tokenizer.encode_batch_fast(seen) if hasattr(tokenizer, "encode_batch_fast") else tokenizer.encode_batch(seen)
     tokens = torch.cat([torch.tensor([0, *one.ids], dtype=torch.int32) for one in encoded]).long()
