@@ -127,9 +127,9 @@ class Model:
         ground.open_card()
         with uncollected():
             from penstock.runtime.asked.prompts import read_vocabulary
-            from penstock.runtime.engine.host_side import EngineOptions
             from penstock.runtime.engine.sampling import Sampler, Sampling
             from penstock.runtime.engine.session import open_session
+            from penstock.runtime.engine.sides.engine_options import EngineOptions
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
         session = self._stack.enter_context(open_session(plan, checkpoint, ground, EngineOptions(**vars(cfg.engine)), cfg.kv))

@@ -21,7 +21,6 @@ from penstock.planner.cli import PROGRAM
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.solver.planning import make_plan
 from penstock.runtime.asked.prompts import read_vocabulary
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.told.piecewise import PieceByPiece
 from tests.cli import ROOT
 from tests.support import save_tiny, with_tokenizer
@@ -242,7 +241,7 @@ def test_a_model_that_cannot_be_opened_leaves_nothing_open(checkpoint: Path, mon
     def broken(*_: object) -> None:
         raise penstock.UserError("the card is broken; replace it")
 
-    monkeypatch.setattr(Engine, "_bind_fixtures", broken)
+    monkeypatch.setattr("penstock.runtime.engine.engine.bind_fixtures", broken)
     with pytest.raises(penstock.UserError, match="the card is broken"):
         penstock.open(solved(checkpoint))
 

@@ -31,7 +31,7 @@ RUNTIME = (
     "runtime.experts.products", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.recorded", "runtime.handed", "runtime.speculate", "runtime.ranks",
-    "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools", "runtime.timed",
+    "runtime.engine.sides", "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools", "runtime.timed",
     "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
     "runtime.serve.routes", "runtime.serve", "runtime",
 )  # fmt: skip

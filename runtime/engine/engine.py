@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
-from penstock.planner.contract.decided.recording import launched_because, staged_bytes
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
-from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import pool_here
-from penstock.runtime.engine.card_side import CardSide
 from penstock.runtime.engine.generate import Batch, Progress
-from penstock.runtime.engine.host_side import HostSide
-from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide, units_on_host
-from penstock.runtime.engine.rehearsal import longest_step, meet_loose_rows, rehearse
+from penstock.runtime.engine.recorded_side import FedStepper
+from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.sides.bound_fixtures import bind_fixtures
+from penstock.runtime.engine.sides.card_side import CardSide
+from penstock.runtime.engine.sides.handed_side import open_handed
+from penstock.runtime.engine.sides.host_side import HostSide
+from penstock.runtime.engine.sides.loading import Loading
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
+from penstock.runtime.engine.step_recording import StepRecording
 from penstock.runtime.engine.stepper import Stepper
-from penstock.runtime.experts.expert_forward import HandedExperts
 from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.handed.handed_steps import HandedSteps
-from penstock.runtime.handed.launched_units import LaunchedUnits
-from penstock.runtime.handed.ring_turns import RingTurns
 from penstock.runtime.kv.attention.page_tables import PagedKernel
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.outside.host_attention import HostAttention
 from penstock.runtime.kv.outside.outside_kv import OutsideKv
 from penstock.runtime.kv.pages.page_tiers import PageMemory
-from penstock.runtime.memory.arena import PageLock
-from penstock.runtime.memory.device import CopyDevice, CudaDevice
-from penstock.runtime.model.binding import Binder, WeightStream, move_buffers, parameters
-from penstock.runtime.model.lookup import LookUpOnHost
+from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.binding import Binder
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
-from penstock.runtime.moving.filler import Arrival, Fill, Filler
 from penstock.runtime.moving.ring import RingStats
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 from penstock.runtime.ranks.rank import Rank
-from penstock.runtime.recorded.card_pieces import CardPieces
-from penstock.runtime.recorded.piece_steps import PieceSteps
-from penstock.runtime.store.decoder import decoder_layers
 
 
 class Engine:
-    """``model`` can be called like the unstreamed one after :meth:`load`; units move underneath by the plan.
+    """``model`` can be called like the unstreamed one after :meth:`finish_loading`; units move underneath by the plan.
 
-    Takes one block of VRAM with a GPU; nothing is allocated after :meth:`load` but activations and KV. ``copier`` is None to compute on
-    the CPU from two tiers. ``host`` stays its maker's to close, after this. Made by ``open_session`` alone.
+    Takes one block of VRAM with a GPU; nothing is allocated after that but activations and KV. ``copier`` is None to compute on the CPU
+    from two tiers. ``host`` stays its maker's to close, after this. Made by ``open_session`` alone.
     """
 
     def __init__(
@@ -71,7 +63,6 @@ class Engine:
         copies, kv = host.placement.weights.h2d, host.kv
         self.chunking = copies.chunk_bytes, copies.in_flight
         self._placement = host.placement
-        self._filler: Filler | None = None
         self._stack, self._taken = ExitStack(), ExitStack()
         self._stack.callback(self._give_back)  # behind all that uses it
         try:
@@ -93,7 +84,7 @@ class Engine:
             self.outside = OutsideKv(kv, copies, host, self.card.kv_slots if self.card else [], copier, self.model, directory, attending)
             self._stack.callback(self.outside.close)
             self._binder = Binder(self.model, self.host.blocks, self._rehearsal)
-            self._bind_fixtures()
+            bind_fixtures(self.model, host, self.card, copier, device, self._binder)
             slots = kv.pages + (0 if self.outside.layers else options.page_room.vram_pages)
             self.kv = KvPool(slots, kv.page_tokens, kinds(self.model.config), device, self.outside.rehearse())
             self._taken.callback(self.kv.close)
@@ -101,10 +92,11 @@ class Engine:
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere, leading)
             if rank is not None:
                 rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
-            self._records = kernel is not None and self._may_record()
-            self._graphs: RecordedSide | PieceSteps | None = None
-            self._refused: str | None = None
+            fed, far = FedStepper(self.stepper, self.model, self._binder, self._rehearsal), len(self.outside.layers)
+            self.recording = StepRecording(fed, self.experts, host, copier, rank, self._begin_pass, far, kernel is not None)
             self._handed: HandedSteps | None = None
+            self.loading = Loading(host, self.card, copier)
+            self._stack.callback(self.loading.close)
             self.longest = 0, 0
             """Rows of a recorded step, and tokens that each may come to hold: those of the largest rehearsal."""
         except BaseException:
@@ -148,44 +140,9 @@ class Engine:
             self._stack.callback(experts.close)
         return experts
 
-    def _bind_fixtures(self) -> None:
-        """Point the model at what never moves; its bytes come with :meth:`load`."""
-        bound = [(f, parameters(f.bound(f.layout.tensors), self._reach(at, f.layout.nbytes))) for f, at in self.host.fixed if f.bind]
-        if self.card is not None:
-            on_card = [(f, parameters(f.bound(layout.tensors), buffer)) for f, layout, buffer in self.card.fixed]
-            resident = {f.unit.layer: params["weight"] for f, params in on_card if f.unit and f.unit.kind == "head"}
-            self.model.get_output_embeddings().feed(resident, self._binder)
-            bound += on_card
-        for f, params in bound:
-            if f.bind:
-                f.bind(params)
-        move_buffers(self.model, self.device)
-        if self.copier is not None and not all(self._kernels_reach(at, f.layout.nbytes) for f, at in self.host.fixed if f.bind):
-            LookUpOnHost(self.device).convert(self.model)
-
-    def _reach(self, at: int, nbytes: int) -> torch.Tensor:
-        """A fixed DRAM region as whatever computes with it sees it."""
-        host = self.arena.slice(at, nbytes)
-        return self.copier.alias(host) if self.copier is not None and self._kernels_reach(at, nbytes) else host
-
-    def _kernels_reach(self, at: int, nbytes: int) -> bool:
-        return not isinstance(self.copier, PageLock) or self.arena.is_locked(at, nbytes)
-
-    def load(self, batch: Batch, progress: Progress) -> None:
-        """Fill every place and start the stream. While weights arrive, passes of ``batch``'s shape are rehearsed."""
-        self.begin_loading()
-        self.warm_up(batch)
-        self.finish_loading(progress)
-
     def begin_loading(self) -> None:
         """Start to fill every place, on other threads."""
-        self.host.begin_reading()
-        if self.card is not None and self.copier is not None:
-            fills = [Fill(f.layout, x.segments, dst) for f, x, dst in self.card.fixed] + (self.experts.fills() if self.experts else [])
-            with uninterrupted():
-                self._filler = Filler(self.host.cached, self.host.bounces, self.copier, fills)
-                self._filler.start()
-                self._stack.callback(self._filler.close)
+        self.loading.begin(self.experts.fills() if self.experts else [])
 
     def warm_up(self, batch: Batch) -> None:
         """Rehearse passes of ``batch``'s shape, those of one token first: KV memory is taken before activations, which then leave no holes
@@ -206,150 +163,32 @@ class Engine:
 
     def finish_loading(self, progress: Progress) -> None:
         """Return when every place is filled and the stream has started; the cache's first layers have arrived, unless asked not to wait."""
-        total = sum(nbytes for _, nbytes in self.host.reads) + (self._filler.total_bytes if self._filler else 0)
-        done = 0
-
-        def await_(arrival: Arrival) -> None:
-            while not arrival.within(0.1):
-                tell()
-
-        def tell() -> None:
-            progress("load", min(done + (self._filler.filled_bytes if self._filler else 0), total), total)
-
-        for arrival, nbytes in self.host.reads:
-            await_(arrival)
-            done += nbytes
-            tell()
-        if self._filler is not None:
-            await_(self._filler.over)
-            tell()
-        for f, at in self.host.fixed:
-            f.settle(f.layout.tensors, self.arena.slice(at, f.layout.nbytes))
-        for f, layout, buffer in self.card.fixed if self.card else ():
-            f.settle(layout.tensors, buffer)
-        self.dram.cache.wait_preloaded(lambda arrived, layers: progress("preload", arrived, layers), self.host.options.warmup_layers)
+        self.loading.finish(progress)
         self._binder.stream = self.stream
         self.kv.put_outside(self.outside.begin(self.kv))
         if self.card is not None and self.copier is not None:
             if self._placement.host_units and self._rank is not None:
-                self._handed = self._hand_over(self.card, self.copier)
+                locked = self.device.type == "cuda"
+                self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
             else:
                 self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
         if self.card is not None and self.copier is not None:
+            self._stack.callback(self.recording.close)
             with self.stepper.unled():
-                self._record(self.card, self.copier)
+                self.recording.record(self.card, self.copier, *self.longest)
         if self.experts is not None:
             self.experts.stream()
-
-    def _hand_over(self, card: CardSide, copier: CopyDevice) -> HandedSteps:
-        """What has the CPU compute its units in steps of several ranks; copying has begun."""
-        host, stream = self.host, card.stream
-        pool = pool_here(host.options.host_threads, host.options.tell)
-        self._stack.callback(pool.close)
-        decided, locked = self._placement.weights.host, self.device.type == "cuda"
-        layers, tell = self._placement.model.layers, host.options.tell
-        units = LaunchedUnits(pool, units_on_host(host, self.model), decided.rows, copier, locked, self.ledger, layers, tell)
-        ring, steps = card.another_ring(self._placement.step_units)
-        turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), self.dram, copier)
-        handed = HandedSteps(decided, units, stream, card.ring, steps, ring, turns)
-        self._stack.callback(handed.close)
-        turns.start()
-        return handed
-
-    def _record(self, card: CardSide, copier: CopyDevice) -> None:
-        """Decode steps, where they are recorded; other ranks do the same at the same time."""
-        shapes, others = self.host.options.verify_shapes, None if self._rank is None else self._rank.shared
-        if others is not None and isinstance(copier, CudaDevice):
-            assert self._rank is not None
-            tokens = max([self.longest[0], *(shape.all_tokens for shape in shapes)])
-            nbytes = self._rank.hop_bytes(tokens, self.model.config.get_text_config(decoder=True).hidden_size)
-            self._stack.callback(others.close)
-            self._refused, agreed = others.open(copier, nbytes, self._not_recorded(), shapes)
-            shapes = tuple(agreed)
-        if self._refused is None and self._records:
-            self._graphs = self._recording(card, copier, shapes)
-            self._stack.callback(self._graphs.stop)
-            self.stepper.graphs = self._graphs.record()
-
-    def _recording(self, card: CardSide, copier: CopyDevice, shapes: Sequence[VerifyShape]) -> RecordedSide | PieceSteps:
-        """What records decode steps, experts being rehearsed."""
-        if self.experts is None:
-            fed = FedStepper(self.stepper, self.model, self._rehearsal, self._fed_by)
-            others = None if self._rank is None else self._rank.shared
-            return RecordedSide(fed, self.host, card, copier, *self.longest, shapes, others)
-
-        def longest(use: Callable[[Step], None]) -> None:
-            with self._fed_by(self._rehearsal):
-                longest_step(self.stepper, *self.longest, use)
-
-        routed, open_pieces = HandedExperts(decoder_layers(self.model)), partial(CardPieces, self.device)
-        staged = staged_bytes(self._placement.model, self.longest[0])
-        return PieceSteps(
-            self.stepper,
-            open_pieces,
-            routed,
-            self.host.blocks,
-            lambda: self._binder.stream,
-            self._begin_pass,
-            longest,
-            copier.alias,
-            staged,
-            self.experts.results,
-        )
-
-    def _may_record(self) -> bool:
-        options = self.host.options
-        return self._alike() and options.graphs and options.wrap_around and not self.arena.refused
-
-    def _alike(self) -> bool:
-        """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
-        together = isinstance(self.copier, CudaDevice) and (self._rank is None or self._rank.shared is not None)
-        return together and launched_because(self._placement, len(self.outside.layers)) is None
-
-    @property
-    def launched_because(self) -> str | None:
-        """Why steps that are alike are launched kernel by kernel; None where they are not, or are not alike."""
-        if self._rank is not None and self._rank.shared is None:
-            return f"layers are dealt to {self._rank.count} ranks"
-        if not self._alike():
-            return None
-        return self._refused or (self._not_recorded() if self._graphs is None else self._graphs.refused)
-
-    def _not_recorded(self) -> str | None:
-        """Why no step is recorded here; None where steps are, or may be."""
-        if self._records:
-            return None
-        if not self._alike():
-            return launched_because(self._placement, len(self.outside.layers)) or "its steps are not alike"
-        options = self.host.options
-        asked = "engine.graphs=false" if not options.graphs else "engine.wrap_around=false" if not options.wrap_around else None
-        return asked or ("DRAM is not page-locked" if self.arena.refused else "Triton is not installed")
-
-    @contextmanager
-    def _fed_by(self, stream: WeightStream) -> Iterator[None]:
-        before, self._binder.stream = self._binder.stream, stream
-        try:
-            yield
-        finally:
-            self._binder.stream = before
-
-    def loaded(self) -> dict[str, tuple[float, int]]:
-        """What arrived on other threads so far, each with its busy seconds and bytes."""
-        meters = {"page_cache": self.host.cached.meter, "ssd": self.pool.meter}
-        arrived = {name: (meter.busy_seconds, meter.bytes) for name, meter in meters.items()}
-        return arrived if self._filler is None else arrived | {"h2d": (self._filler.seconds, self._filler.filled_bytes)}
 
     def rehearse(self, batch: Batch) -> tuple[float, float]:
         """A prefill and two decode steps over whatever lies in the buffers -> seconds of the prefill and of the second step.
 
-        Nothing moves meanwhile, so once kernels are loaded these are what computing alone takes. Before :meth:`load` ends or after
+        Nothing moves meanwhile, so once kernels are loaded these are what computing alone takes. Before :meth:`finish_loading` or after
         :meth:`stop`. On the CPU the first rehearsal, with a short prompt, is enough: nothing is loaded on demand there.
         """
         self.compute_from_anywhere()
-        if self._graphs is not None and self.stepper.graphs is None:
-            self.stepper.graphs = self._graphs.record_still()
+        self.recording.record_still()
         return rehearse(self.stepper, batch, self._most_tokens(batch))
 
     def compute_from_anywhere(self) -> None:
@@ -409,8 +248,7 @@ class Engine:
         self.stream.settle()
         if self._handed is not None:
             self._handed.settle()
-        if self._graphs is not None:
-            self._graphs.settle()
+        self.recording.settle()
 
     def facts(self) -> dict[str, Any]:
         """Counters for the report: the cache's hits, loads, evictions and waits, the ring's waits, the reader's retries."""
@@ -419,7 +257,7 @@ class Engine:
             "ring": asdict(self._ring_stats) if self._ring_stats else None,
             "handed": self.handed_facts,
             "experts": self.experts.facts() if self.experts else None,
-            "graphs": self._graphs and self._graphs.facts(),
+            "graphs": self.recording.facts(),
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),
             "ssd": {
@@ -445,9 +283,7 @@ class Engine:
     def stop(self) -> None:
         """End the stream: no unit moves any more, the pool and the arena may be used for something else."""
         self.outside.end()
-        if self._graphs is not None:
-            self._graphs.stop()
-            self.stepper.graphs = None
+        self.recording.stop()
         if self._handed is not None:
             self._handed.close()
         self.stream.close()

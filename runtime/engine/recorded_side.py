@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,32 +14,31 @@ from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import HostPool, pool_here
-from penstock.runtime.engine.card_side import CardSide
-from penstock.runtime.engine.host_side import HostSide
 from penstock.runtime.engine.rehearsal import first_step, longest_step
+from penstock.runtime.engine.sides.card_side import CardSide
+from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
-from penstock.runtime.model.binding import WeightStream, views
+from penstock.runtime.model.binding import Binder, WeightStream
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_graph import CardGraph
 from penstock.runtime.recorded.graph_steps import GraphSteps, Others
-from penstock.runtime.recorded.host_steps import HostSteps, HostUnit, host_unit
+from penstock.runtime.recorded.host_steps import HostSteps, HostUnit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
 from penstock.runtime.recorded.slot_turns import SlotTurns
-from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
 
 @dataclass(frozen=True)
 class FedStepper:
-    """``stepper`` of ``model``, which is fed by another stream of weights inside ``fed_by``; ``rehearsal`` moves nothing."""
+    """``stepper`` of ``model``, which ``binder`` feeds; the stream ``rehearsal`` moves nothing."""
 
     stepper: Stepper
     model: PreTrainedModel
+    binder: Binder
     rehearsal: WeightStream
-    fed_by: Callable[[WeightStream], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class RecordedSide:
         """After :meth:`stop`: steps over whatever lies in the buffers, in which nothing moves."""
         graph = next(iter(self._feeds.values())).graph
         stream = RecordedStream((), {}, graph, self._host.ledger, others=self._fed.rehearsal)
-        steps = GraphSteps(self._fed.stepper, graph, stream, self._fed.rehearsal, self._fed.fed_by, None)
+        steps = GraphSteps(self._fed.stepper, graph, stream, self._fed.rehearsal, self._fed.binder.fed_by, None)
         self._capture(steps, self._rows)
         return ScheduledSteps({OWN: ShapedSteps(steps)}, ScheduleChoice([Schedule(OWN, 1.0)]), self._host.options.tell)
 
@@ -175,7 +174,9 @@ class RecordedSide:
         return steps
 
     def _steps(self, feed: _Feed, host: HostSteps | None) -> GraphSteps:
-        return GraphSteps(self._fed.stepper, feed.graph, feed.stream, self._fed.rehearsal, self._fed.fed_by, feed.turns, host, self._others)
+        return GraphSteps(
+            self._fed.stepper, feed.graph, feed.stream, self._fed.rehearsal, self._fed.binder.fed_by, feed.turns, host, self._others
+        )
 
     def _capture(self, steps: GraphSteps, rows: int, tokens: int = 1) -> None:
         self._captured.append(steps)
@@ -191,14 +192,4 @@ class RecordedSide:
         """The threads that compute units, and these."""
         pool = pool_here(self._host.options.host_threads, self._host.options.tell)
         self._stack.callback(pool.close)
-        return pool, units_on_host(self._host, self._fed.model)
-
-
-def units_on_host(host: HostSide, model: PreTrainedModel) -> list[HostUnit]:
-    """The units of ``model`` that the CPU computes, where they lie in DRAM, or will once they have arrived."""
-    placement, layers, units = host.placement, decoder_layers(model), []
-    for unit in placement.host_units:
-        ((name, module),) = unit_modules(layers, unit).items()
-        tensors = views(host.layouts[unit].tensors, host.dram.stays(unit))
-        units.append(host_unit(unit, name, module, tensors, placement.model.ffn_activation))
-    return units
+        return pool, self._host.units_on_host(self._fed.model)

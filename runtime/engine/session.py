@@ -25,8 +25,9 @@ from penstock.runtime.beside.on_host import StoredOnHost, multiplying, open_on_h
 from penstock.runtime.engine.converters import converters
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
-from penstock.runtime.engine.host_side import EngineOptions, HostSide
 from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.sides.engine_options import EngineOptions
+from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.experts.expert_room import CpuShare, ExpertRoom
 from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
@@ -158,8 +159,8 @@ class Session:
         self.engine.finish_loading(progress)
         if self.engine.copier is not None:
             self._peak.leave_out_cuda(self.engine.arena.nbytes)
-        self.loaded = self.engine.loaded()
-        why, gpu = self.engine.launched_because, self.plan.hardware.gpu
+        self.loaded = self.engine.loading.arrived()
+        why, gpu = self.engine.recording.launched_because, self.plan.hardware.gpu
         if why is not None and gpu is not None and gpu.layer_kernels_s:
             self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)

@@ -7,8 +7,8 @@ from typing import Any
 
 from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.host_side import EngineOptions
 from penstock.runtime.engine.session import open_session
+from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.led.led_session import LedSession
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.ranks.followers import follow

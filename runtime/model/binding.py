@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -78,6 +79,15 @@ class Binder:
                 layer.register_forward_hook(self._leaving(number))
         model.get_output_embeddings().register_forward_pre_hook(lambda *_: self._finish())
         model.register_forward_hook(lambda *_: None if self._gate is not None else self.end_pass())
+
+    @contextmanager
+    def fed_by(self, stream: WeightStream) -> Iterator[None]:
+        """Inside, passes are fed by another ``stream``."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def begin_pass(self) -> None:
         """A pass comes next, whatever became of the one before."""

@@ -11,10 +11,10 @@ import torch
 
 import penstock.runtime.engine.engine
 import penstock.runtime.engine.generate
-import penstock.runtime.engine.host_side
 import penstock.runtime.engine.session
+import penstock.runtime.engine.sides.host_side
+import penstock.runtime.engine.sides.loading
 import penstock.runtime.memory.cuda
-from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.memory import arena as arena_module
 from tests.support import HostCopier
@@ -43,10 +43,10 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
         "card": (penstock.runtime.memory.cuda, "open_cuda", 1),
         "page-locking": (arena_module.Arena, "lock_pages", 1),
         "skeleton": (penstock.runtime.engine.session, "open_skeleton", 1),
-        "reading": (penstock.runtime.engine.host_side.HostSide, "begin_reading", 1),
-        "binding": (Engine, "_bind_fixtures", 1),
+        "reading": (penstock.runtime.engine.sides.host_side.HostSide, "begin_reading", 1),
+        "binding": (penstock.runtime.engine.engine, "bind_fixtures", 1),
         "rehearsal": (Stepper, "run", 1),
-        "load": (penstock.runtime.engine.engine.Filler, "run", 1),
+        "load": (penstock.runtime.engine.sides.loading.Filler, "run", 1),
         "prefill": (penstock.runtime.engine.generate._Run, "prefill", 1),
         "decode": (penstock.runtime.engine.generate._Run, "step", 1),
         "report": (json, "dumps", 1),

@@ -9,9 +9,10 @@ from types import ModuleType
 import pytest
 import torch
 
-import penstock.runtime.engine.card_side
 import penstock.runtime.engine.engine
-import penstock.runtime.engine.host_side
+import penstock.runtime.engine.sides.bound_fixtures
+import penstock.runtime.engine.sides.card_side
+import penstock.runtime.engine.sides.host_side
 from penstock.planner.common.errors import UserError
 from penstock.runtime.memory.arena import Arena
 from tests.runtime.fakes import LockingCopier
@@ -23,12 +24,18 @@ CPU = torch.device("cpu")
 
 HOST = ["ReadPool", "CachedReads", "make_policy"]
 CARD = ["VramPool", "VramRing", "RingStream", "Rehearsal"]
-ENGINE = ["Binder", "parameters", "move_buffers"]
-MADE_IN = ((penstock.runtime.engine.host_side, HOST), (penstock.runtime.engine.card_side, CARD), (penstock.runtime.engine.engine, ENGINE))
+BOUND = ["parameters", "move_buffers"]
+SIDES = penstock.runtime.engine.sides
+MADE_IN = (
+    (SIDES.host_side, HOST),
+    (SIDES.card_side, CARD),
+    (SIDES.bound_fixtures, BOUND),
+    (penstock.runtime.engine.engine, ["Binder"]),
+)
 STAGES = [(owner, name) for owner, names in MADE_IN for name in names]
 
 
-@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=HOST + CARD + ENGINE)
+@pytest.mark.parametrize(("owner", "stage"), STAGES, ids=[name for _, name in STAGES])
 def test_an_engine_that_fails_while_it_is_made_gives_everything_back(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, stage: str
 ) -> None:

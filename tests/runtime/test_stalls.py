@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.runtime.engine.host_side
+import penstock.runtime.engine.sides.host_side
 import penstock.runtime.reading.reader
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.reading.stalls import ENOUGH, LEAST_S, Stalls
@@ -48,7 +48,7 @@ def test_a_run_on_a_drive_that_slows_down_goes_on_and_names_the_stall(
     here, drive = desk(tmp_path, plan_for(checkpoint, decisions(pages=8))), Drive(40)
     usual = here.run()
     capsys.readouterr()
-    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=drive.preadv))
+    monkeypatch.setattr(penstock.runtime.engine.sides.host_side, "ReadPool", partial(ReadPool, preadv=drive.preadv))
     monkeypatch.setattr(penstock.runtime.reading.reader, "Stalls", drive.stalls)
     report = here.run()
     stalls = report["stalls"]

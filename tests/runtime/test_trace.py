@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-import penstock.runtime.engine.host_side
+import penstock.runtime.engine.sides.host_side
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from penstock.planner.common.timeline.timeline_picture import draw
 from penstock.runtime.engine.engine import Engine
@@ -68,7 +68,7 @@ def executed(checkpoint: Path, gpu: bool, monkeypatch: pytest.MonkeyPatch) -> It
             time.sleep(0.02)
         return os.preadv(fd, views, offset)
 
-    monkeypatch.setattr(penstock.runtime.engine.host_side, "ReadPool", partial(ReadPool, preadv=slow))
+    monkeypatch.setattr(penstock.runtime.engine.sides.host_side, "ReadPool", partial(ReadPool, preadv=slow))
     plan = plan_for(checkpoint, decisions(gpu=gpu, resident=(2, 1, 0)), gpu)
     with opened(plan, checkpoint, HostCopier() if gpu else None, keep_spans=True) as session:
         session.load(BATCH)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 
 from penstock.planner.common.host_memory import usable_cores
 from penstock.planner.common.interrupt import uninterrupted
@@ -15,14 +15,12 @@ from penstock.planner.common.measures import GB, align_down, align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.policy import make_policy
-from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.sizes import OVERHEADS
-from penstock.planner.contract.speculation.verify_shapes import VerifyShape
-from penstock.runtime.asked.page_room import PageRoom
-from penstock.runtime.asked.run_schema import CpuProduct
+from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
 from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.arena import Arena
+from penstock.runtime.model.binding import views
 from penstock.runtime.model.fixtures import Fixture, device_fixtures, host_fixtures
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.moving.arriving_scales import ArrivingScales, MeteredSoundReads, UrgentSoundReads
@@ -31,45 +29,14 @@ from penstock.runtime.moving.filler import Arrival, start_reads
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.cached import CachedReads
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.recorded.host_steps import HostUnit, host_unit
 from penstock.runtime.store.base import UnitLayout
+from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
 FEWEST_BOUNCES = 4
 """Buffers on the way to VRAM at start, at least: some are read into while others are copied from."""
 SMALLEST_BOUNCE = 2 << 20
 """Bytes of such a buffer: smaller copies do not reach the link's rate."""
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """How a plan is executed, beside what it decides: the keys of ``asked.run_schema.EngineConfig``, and what is recorded."""
-
-    wrap_around: bool = True
-    warmup_layers: int | None = None
-    balance_units: int | None = 1
-    keep_finished_units: int = 0
-    cpu_product: CpuProduct | None = None
-    graphs: bool = True
-    host_threads: int = 0
-    """That compute units of a recorded step on the CPU."""
-    schedules: tuple[Schedule, ...] = ()
-    """That a recorded step can follow, with what the plan predicts of them."""
-    verify_shapes: tuple[VerifyShape, ...] = ()
-    """Of passes that verify, and are recorded."""
-    tell: Callable[[str], None] = lambda line: None
-    """Gets a line for the user while the model runs."""
-    kv_scratch_dir: Path | None = None
-    record: Path | None = None
-    """File for what every token is routed to."""
-    keep_log: bool = False
-    keep_spans: bool = False
-    page_room: PageRoom = PageRoom()
-    """Memory for the KV pages of prefixes."""
-    row_tokens: int = 0
-    """Tokens that a sequence may come to hold, where that is more than its share of the pool."""
-    keep_pool: bool = False
-    """Pages of prefixes stay in the pool of a CPU, too, when no sequence holds them any more."""
-    one_card: bool = False
-    """Several ranks are on one card, which NCCL refuses: hidden states go by gloo. For tests and benches; no key sets it."""
 
 
 class HostSide:
@@ -155,6 +122,15 @@ class HostSide:
             self.dram.preload(self.cached)
             if self.experts is not None:
                 self._reads += self.experts.dram.preload(self.cached)
+
+    def units_on_host(self, model: PreTrainedModel) -> list[HostUnit]:
+        """The units of ``model`` that the CPU computes, where they lie, or will once they have arrived."""
+        layers, units = decoder_layers(model), []
+        for unit in self.placement.host_units:
+            ((name, module),) = unit_modules(layers, unit).items()
+            tensors = views(self.layouts[unit].tensors, self.dram.stays(unit))
+            units.append(host_unit(unit, name, module, tensors, self.placement.model.ffn_activation))
+        return units
 
     @property
     def reads(self) -> list[tuple[Arrival, int]]:

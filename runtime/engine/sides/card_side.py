@@ -12,7 +12,7 @@ from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.policy.turns import Turns
-from penstock.runtime.engine.host_side import HostSide
+from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.handed.ring_turns import Standing
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
