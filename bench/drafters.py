@@ -64,8 +64,8 @@ def measure_replies(plan: Plan, checkpoint: Path, prompts: Sequence[Sequence[int
     """In a process of its own: a reply to each of ``prompts`` with the plan's drafts; with ``both`` in turns with plain decoding
     by the same plan."""
     from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.open_session import open_session
     from penstock.runtime.engine.sampling import Sampler, Sampling
-    from penstock.runtime.engine.session import open_session
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

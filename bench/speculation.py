@@ -114,7 +114,7 @@ def measure_chains(trial: Trial) -> dict[str, Any]:
 
     from penstock.runtime.asked.prompts import random_ids
     from penstock.runtime.engine.generate import Batch
-    from penstock.runtime.engine.session import open_session
+    from penstock.runtime.engine.open_session import open_session
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

@@ -124,7 +124,7 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
 
     from penstock.runtime.asked.prompts import random_ids
     from penstock.runtime.engine.generate import Batch
-    from penstock.runtime.engine.session import open_session
+    from penstock.runtime.engine.open_session import open_session
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short

@@ -202,7 +202,7 @@ def main() -> None:
     import transformers
 
     import penstock.planner.cli
-    import penstock.runtime.engine.session  # noqa: F401  imported once: children are forks
+    import penstock.runtime.engine.open_session  # noqa: F401  imported once: children are forks
 
     out = Path(options.get("out", "zoo.json"))
     document = json.loads(out.read_text()) if out.exists() else {"cases": {}}

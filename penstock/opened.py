@@ -127,8 +127,8 @@ class Model:
         ground.open_card()
         with uncollected():
             from penstock.runtime.asked.prompts import read_vocabulary
+            from penstock.runtime.engine.open_session import open_session
             from penstock.runtime.engine.sampling import Sampler, Sampling
-            from penstock.runtime.engine.session import open_session
             from penstock.runtime.engine.sides.engine_options import EngineOptions
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)

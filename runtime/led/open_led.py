@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.runtime.asked.page_room import unplanned_dram_bytes
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.session import open_session
+from penstock.runtime.engine.open_session import open_session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.led.led_session import LedSession
 from penstock.runtime.memory.groundwork import Groundwork

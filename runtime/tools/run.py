@@ -23,9 +23,10 @@ from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.engine.generate import Batch, Generation, Progress
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
+from penstock.runtime.engine.open_session import open_session
 from penstock.runtime.engine.run_job import Job, Served, prepare
 from penstock.runtime.engine.sampling import Sampler
-from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed, original_of
 from penstock.runtime.memory.gpu_sampler import GpuSampler

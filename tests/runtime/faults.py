@@ -11,7 +11,7 @@ import torch
 
 import penstock.runtime.engine.engine
 import penstock.runtime.engine.generate
-import penstock.runtime.engine.session
+import penstock.runtime.engine.open_session
 import penstock.runtime.engine.sides.host_side
 import penstock.runtime.engine.sides.loading
 import penstock.runtime.memory.cuda
@@ -42,7 +42,7 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
         "arena": (arena_module.Arena, "begin", 1),
         "card": (penstock.runtime.memory.cuda, "open_cuda", 1),
         "page-locking": (arena_module.Arena, "lock_pages", 1),
-        "skeleton": (penstock.runtime.engine.session, "open_skeleton", 1),
+        "skeleton": (penstock.runtime.engine.open_session, "open_skeleton", 1),
         "reading": (penstock.runtime.engine.sides.host_side.HostSide, "begin_reading", 1),
         "binding": (penstock.runtime.engine.engine, "bind_fixtures", 1),
         "rehearsal": (Stepper, "run", 1),

@@ -10,7 +10,8 @@ import torch
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import CpuProduct
-from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.engine.open_session import open_session
+from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.ground import OpenCard

@@ -191,5 +191,5 @@ def test_a_comparison_that_cannot_be_is_refused_before_the_run(here: Desk, monke
         raise UserError("too large")
 
     monkeypatch.setattr("penstock.runtime.engine.run_job.refuse_to_compare", refuse)
-    monkeypatch.setattr("penstock.runtime.engine.session.Engine", lambda *_: pytest.fail("the run began"))
+    monkeypatch.setattr("penstock.runtime.engine.open_session.Engine", lambda *_: pytest.fail("the run began"))
     assert here.refusal(validate=Validation.full) == "too large"

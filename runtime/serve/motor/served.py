@@ -25,8 +25,9 @@ from penstock.runtime.asked.order import capacity_tokens
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.engine.generate import Batch, Progress
+from penstock.runtime.engine.open_session import open_session
 from penstock.runtime.engine.rehearsal import AnyRows
-from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.memory.ground import Ground
 from penstock.runtime.serve.motor.grammars import Grammars

@@ -23,7 +23,8 @@ from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.runtime.asked.run_schema import CpuProduct, ReuseConfig
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.session import Session, open_session
+from penstock.runtime.engine.open_session import open_session
+from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.memory.ground import OpenCard
 from tests.support import machine, workload

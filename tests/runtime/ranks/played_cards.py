@@ -16,7 +16,7 @@ from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.company import starting
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.session import open_session
+from penstock.runtime.engine.open_session import open_session
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.led import open_led, rank_process
