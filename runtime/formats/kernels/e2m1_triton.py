@@ -10,16 +10,13 @@ import triton.language as tl
 
 from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.formats.kernels.places_triton import MOST_EXPERTS, PLACE, PLACES, begin_of
 
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
-MOST_EXPERTS = 8
-"""Matrices of one launch."""
 _LINE = 16
 """Bytes that a tensor's place in its expert is a multiple of."""
-_PLACE = 256
-"""Bytes that experts' places are multiples of."""
-_VARYING = ["at0", "at1", "at2", "at3", "at4", "at5", "at6", "at7", "codes_at", "scales_at", "bias_at", "factor_at", "joined"]
+_VARYING = [*PLACES, "codes_at", "scales_at", "bias_at", "factor_at", "joined"]
 
 
 @triton.jit
@@ -76,15 +73,9 @@ def _one_row(
     GROUP: tl.constexpr, E8M0: tl.constexpr, DIVIDES: tl.constexpr, BIAS: tl.constexpr, BF16: tl.constexpr, TABLED: tl.constexpr,
     ROWS: tl.constexpr, BYTES: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one expert's matrix times one row of input, which comes as ``pairs`` of neighbours. Experts' places are arguments, or
-    are read from ``table``, where a recorded launch finds others each time."""
+    """Some rows of one expert's matrix times one row of input, which comes as ``pairs`` of neighbours."""
     expert = tl.program_id(1)
-    if TABLED:
-        begin = memory + tl.load(table + expert) * 256
-    else:
-        at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
-        more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
-        begin = memory + tl.where(expert < 4, at, more).to(tl.int64) * 256
+    begin = begin_of(memory, table, expert, at0, at1, at2, at3, at4, at5, at6, at7, TABLED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     stays = row < rows
     codes, scales = begin + codes_at * 16, begin + scales_at * 16
@@ -181,13 +172,13 @@ class E2m1Kernels:
         first = matrices[0]
         begin, within = first.begin, first.places
         starts = [matrix.begin - begin for matrix in matrices]
-        if any(start % _PLACE for start in starts) or any(place % _LINE for place in within):
+        if any(start % PLACE for start in starts) or any(place % _LINE for place in within):
             return None
         if any(matrix.places != within for matrix in matrices[1:]):
             return None
         pairs, out = x.contiguous().view(torch.int32), x.new_empty(len(matrices), 2 * first.codes.numel() // x.shape[1])
         for lot in range(0, len(matrices), MOST_EXPERTS):
-            taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
+            taken = [start // PLACE for start in starts[lot : lot + MOST_EXPERTS]]
             # to take a part of a tensor takes the host as long as a launch
             self._each(first, pairs[lot:] if lot and len(x) > 1 else pairs, out[lot:] if lot else out, taken, None)
         return out

@@ -10,16 +10,13 @@ import triton.language as tl
 
 from penstock.runtime.formats.kernels.fp8_matrix import Fp8Matrix
 from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.formats.kernels.places_triton import MOST_EXPERTS, PLACE, PLACES, begin_of
 
 MOST_TOKENS = 16
 """Rows of a product that reads the stored form; with more, the matrix is decoded once for all."""
-MOST_EXPERTS = 8
-"""Matrices of one launch."""
 _LINE = 16
 """Bytes that a tensor's place in its expert is a multiple of."""
-_PLACE = 256
-"""Bytes that experts' places are multiples of."""
-_VARYING = ["at0", "at1", "at2", "at3", "at4", "at5", "at6", "at7", "scales_at"]
+_VARYING = [*PLACES, "scales_at"]
 
 
 @triton.jit
@@ -65,15 +62,9 @@ def _one_row(
     TALL: tl.constexpr, WIDE: tl.constexpr, BIAS: tl.constexpr, HARDWARE: tl.constexpr, TABLED: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     """Four rows of one expert's matrix times one row of input. They share the scales of their blocks, and are computed one after the other:
-    the input then lies where each thread needs it. Experts' places are arguments, or are read from ``table``, where a recorded launch finds
-    others each time."""
+    the input then lies where each thread needs it."""
     expert = tl.program_id(1)
-    if TABLED:
-        begin = codes + tl.load(table + expert) * 256
-    else:
-        at = tl.where(expert == 0, at0, tl.where(expert == 1, at1, tl.where(expert == 2, at2, at3)))
-        more = tl.where(expert == 4, at4, tl.where(expert == 5, at5, tl.where(expert == 6, at6, at7)))
-        begin = codes + tl.where(expert < 4, at, more).to(tl.int64) * 256
+    begin = begin_of(codes, table, expert, at0, at1, at2, at3, at4, at5, at6, at7, TABLED)
     known = (begin + scales_at.to(tl.int64) * 16).to(tl.pointer_type(scales.dtype.element_ty))
     first, last = tl.program_id(0) * 4, rows - 1
     row1, row2, row3 = tl.minimum(first + 1, last), tl.minimum(first + 2, last), tl.minimum(first + 3, last)
@@ -175,12 +166,12 @@ class Fp8Kernels:
         starts = [matrix.codes.data_ptr() - begin for matrix in matrices]
         scales_at = first.scales.data_ptr() - begin
         alike = all(m.scales.data_ptr() - m.codes.data_ptr() == scales_at for m in matrices)
-        if any(start % _PLACE for start in starts) or scales_at % _LINE or not alike:
+        if any(start % PLACE for start in starts) or scales_at % _LINE or not alike:
             return None
         x = x.contiguous()
         out = x.new_empty(len(matrices), first.codes.shape[0])
         for lot in range(0, len(matrices), MOST_EXPERTS):
-            taken = [start // _PLACE for start in starts[lot : lot + MOST_EXPERTS]]
+            taken = [start // PLACE for start in starts[lot : lot + MOST_EXPERTS]]
             self._each(first, x if len(x) == 1 else x[lot:], bias, out[lot:], taken, scales_at, None)
         return out
 

@@ -7,9 +7,8 @@ import triton
 import triton.language as tl
 
 from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.formats.kernels.places_triton import PLACE
 
-_PLACE = 256
-"""Bytes that experts' places are multiples of."""
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -66,11 +65,11 @@ class PlainKernels:
         self._one_row((triton.cdiv(rows, height), len(table)),
             matrix, table, x.contiguous(), out if bias is None else bias, out, rows, columns, 0 if len(x) == 1 else columns,
             1 if turned else columns, rows if turned else 1,
-            PLACE=_PLACE // x.dtype.itemsize, BIAS=bias is not None, ROWS=height, COLUMNS=width, num_warps=4,
+            PLACE=PLACE // x.dtype.itemsize, BIAS=bias is not None, ROWS=height, COLUMNS=width, num_warps=4,
         )  # fmt: skip
         return out
 
     def gather(self, memory: torch.Tensor, table: torch.Tensor, out: torch.Tensor) -> None:
         """Into ``out`` int64 [experts, words] as many words each from where ``table`` says behind ``memory``, int64."""
         words = out.shape[1]
-        self._gather((triton.cdiv(words, 2048), len(table)), memory, table, out, words, PLACE=_PLACE // 8, WORDS=2048, num_warps=8)
+        self._gather((triton.cdiv(words, 2048), len(table)), memory, table, out, words, PLACE=PLACE // 8, WORDS=2048, num_warps=8)
