@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from penstock.planner.common.strictly import build  # noqa: E402
 from penstock.planner.contract.config.config_schema import HardwareConfig, ModelConfig, WorkloadConfig  # noqa: E402
-from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from  # noqa: E402
+from penstock.planner.contract.config.resolve import model_from, workload_from  # noqa: E402
+from penstock.planner.contract.config.resolve_hardware import hardware_from  # noqa: E402
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Format  # noqa: E402
 from penstock.planner.contract.given.hardware import HardwareProfile  # noqa: E402
 from penstock.planner.contract.given.model import ModelSpec  # noqa: E402

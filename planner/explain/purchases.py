@@ -15,7 +15,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.contract.config.resolve import hardware_from
+from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype

@@ -8,7 +8,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.checkpoint.left_out import FURTHER, left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
-from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
+from penstock.planner.contract.config.resolve import model_from, workload_from
+from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile

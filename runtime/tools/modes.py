@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.contract.config.config_schema import SolveConfig
-from penstock.planner.contract.config.resolve import hardware_from, model_from, workload_from
+from penstock.planner.contract.config.resolve import model_from, workload_from
+from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from penstock.planner.contract.config.better_profile import read_earlier, worse_than
-from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
+from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.given.links import GLOO, Links
 from penstock.planner.probe import measure as probing
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings

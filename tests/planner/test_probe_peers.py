@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.config.resolve import hardware_from
+from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.given.network import Network
 from penstock.planner.probe.between import peer_rates
 from penstock.planner.probe.between.peer_address import PeerAddress

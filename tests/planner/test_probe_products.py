@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
+from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.probe import runtime_rates
 from penstock.planner.probe.findings import CannotMeasure, Findings

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping
+from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Card, HardwareProfile
 from penstock.planner.contract.given.links import Links

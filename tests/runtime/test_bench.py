@@ -15,7 +15,8 @@ import pytest
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import ForceConfig, HardwareConfig, ModelConfig, SolveConfig, WorkloadConfig
-from penstock.planner.contract.config.resolve import hardware_mapping, workload_mapping
+from penstock.planner.contract.config.resolve import workload_mapping
+from penstock.planner.contract.config.resolve_hardware import hardware_mapping
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan

@@ -1,6 +1,6 @@
 """The configuration's schema: what a user may set, its types, and what each key means.
 
-OmegaConf checks against these; ``contract.config.resolve`` turns them, once, into the frozen types that everything else uses.
+OmegaConf checks against these; ``resolve`` and ``resolve_hardware`` beside it turn them, once, into the frozen types of all else.
 Sizes are bytes (an override may say ``6GiB``), GB = 1e9.
 """
 

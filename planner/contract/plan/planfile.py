@@ -17,7 +17,8 @@ from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
-from penstock.planner.contract.config.resolve import hardware_from, hardware_mapping, workload_from, workload_mapping
+from penstock.planner.contract.config.resolve import workload_from, workload_mapping
+from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, KvReuse, WeightDecisions
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.plan.model_section import model_from, model_mapping
