@@ -121,13 +121,18 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it."""
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it. Copies of parts that the SSD may bring are
+        prepared, some 10 us each."""
         held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
                 over = self._copy([self._whole(key, slot)])
+        if not self._dram.still:
+            for key in self._layouts:
+                for number in range(len(self._dram.parts(*key))):
+                    self._segments_of(key, number)
         if over is not None:
             self._device.host_waits(over)
 

@@ -75,14 +75,23 @@ class DramExperts:
         self._closed = False
 
     def preload(self, source: Reads) -> list[tuple[Arrival, int]]:
-        """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert."""
+        """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert. Meanwhile all reads that may be asked
+        for are prepared, some 30 us each: a step would wait for it."""
         under_way = []
         for (layer, expert), layout in self._layouts.items():
             slot = self._cache.keep(layer, expert)
             if slot is not None:
                 under_way.append((Arrival(), layout.payload_bytes))
                 source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
+        if not self._cache.still:
+            for key in self._layouts:
+                self._pool.expect(self.parts(*key), self.slot_bytes)
         return under_way
+
+    @property
+    def still(self) -> bool:
+        """Whether all experts lie here and stay."""
+        return self._cache.still
 
     @property
     def keys(self) -> Sequence[Key]:

@@ -28,12 +28,14 @@ def within(segments: Iterable[Segment], start: int, nbytes: int) -> Iterator[Seg
     """What of ``segments`` comes from ``nbytes`` of the DRAM layout from ``start`` on."""
     end = start + nbytes
     for s in segments:
-        if start <= s.src and s.nbytes and s.src + s.nbytes <= end:
-            yield s
+        src, until = s.src, s.src + s.nbytes
+        if src >= end or until <= start or src == until:
             continue
-        first, last = max(s.src, start), min(s.src + s.nbytes, end)
-        if first < last:
-            yield Segment(first, s.dst + first - s.src, last - first)
+        if start <= src and until <= end:
+            yield s
+        else:
+            first = max(src, start)
+            yield Segment(first, s.dst + first - src, min(until, end) - first)
 
 
 class Parts:

@@ -75,6 +75,8 @@ class SoundReads:
         self._seen: set[tuple[Path, int, int]] = set()
         self._sound: dict[int, tuple[Extent, ...]] = {}
         """Extents of calls that were looked at, or are by readers now; a tuple is kept and comes again."""
+        self._expected: dict[int, tuple[tuple[Extent, ...], array[int]]] = {}
+        """Of those that will come, with what there is to look at."""
 
     def read(self, extents: Sequence[Extent], into: memoryview, done: Done, name: str = "load", urgent: bool = False) -> None:
         """See :class:`penstock.runtime.reading.reader.Reads`; ``urgent``: of a pool of readers alone."""
@@ -90,7 +92,8 @@ class SoundReads:
             return done
         if isinstance(done, Ticket) and isinstance(extents, tuple):
             self._sound[id(extents)] = extents
-            words = self._scales.words(extents)
+            expected = self._expected.pop(id(extents), None)
+            words = self._scales.words(extents) if expected is None else expected[1]
             return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into))) if words else done
         new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen]
         if not new:
@@ -127,11 +130,19 @@ class UrgentSoundReads(SoundReads):
 
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
-        self.begun, self.inbox, self._read_each = source.begun, source.inbox, source.read_each
+        self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
+
+    def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
+        for extents in parts if self._scales else ():
+            if isinstance(extents, tuple) and id(extents) not in self._sound:
+                self._expected[id(extents)] = extents, self._scales.words(extents)
+        self._expect(parts, nbytes)
 
     def read_each(
         self, parts: Sequence[Sequence[Extent]], into: memoryview, dones: Sequence[Done], name: str = "load", urgent: bool = False
     ) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
-        checked = [self._checked(extents, into, done) for extents, done in zip(parts, dones, strict=True)]
-        self._read_each(parts, into, checked, name, urgent)
+        if self._scales:
+            dones = [self._checked(extents, into, done) for extents, done in zip(parts, dones, strict=True)]
+        self._read_each(parts, into, dones, name, urgent)

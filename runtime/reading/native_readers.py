@@ -135,6 +135,12 @@ class NativeReaders:
                     del self._asked[number]
                 raise MemoryError("no memory for a read")
 
+    def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
+        """Keep the runs of ``parts``."""
+        with self._order:
+            for extents in parts:
+                self._known.of(extents, nbytes, aligned=True)
+
     def inbox(self) -> Inbox[Any]:
         self._inboxes.append(NativeInbox(self))
         return self._inboxes[-1]

@@ -73,6 +73,9 @@ class PythonReaders:
                 (self._urgent if urgent else self._usual).append(_Request(extents, Target(into, address, name, next(self._numbers)), done))
                 self._call()
 
+    def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
+        """Extents are cut when they are read."""
+
     def inbox(self) -> Inbox[Any]:
         return PlainInbox()
 

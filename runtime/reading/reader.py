@@ -48,6 +48,9 @@ class UrgentReads(Reads, Protocol):
         """A :meth:`read` of each of ``parts`` with its own of ``dones``, in one call: to wake a reader takes the caller longer than the
         rest."""
 
+    def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
+        """Each of ``parts`` will be read, as the same tuple, into aligned buffers of ``nbytes``. What can be done before is done now."""
+
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
         it from the readers for as long as it computes."""
@@ -120,7 +123,11 @@ class ReadPool:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
-        self._readers.ask(parts, into.cast("B"), dones, name, urgent)
+        self._readers.ask(parts, into if into.format == "B" else into.cast("B"), dones, name, urgent)
+
+    def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
+        """See :class:`UrgentReads`."""
+        self._readers.expect(parts, nbytes)
 
     def inbox(self) -> Inbox[Any]:
         """See :class:`UrgentReads`."""
