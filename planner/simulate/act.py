@@ -78,8 +78,8 @@ class Simulation:
         before = engine.begin_pass(each)
         for wait in engine.embed(each.before_ns):
             self._await(wait)
-        for unit, length_ns in zip(engine.units, each.unit_ns, strict=True):
-            for wait in engine.visit(each, unit, length_ns):
+        for at in range(len(engine.units)):
+            for wait in engine.visit(each, at):
                 self._await(wait)
         engine.end_pass(each, before)
         engine.rebased(engine.lanes.rebase())

@@ -39,7 +39,7 @@ class RoutedLayers:
         self._routers, self._lanes, self._record = routers, lanes, record
         self._places = {layer: i for i, layer in enumerate(plan.model.experts.layers)}
         self._issued_ns = 0
-        """Of the coming compute, what the host issued while it waited for experts."""
+        """Of the coming compute, what the host could issue while it waited for experts."""
 
     def visit(self, each: Pass, layer: int) -> Iterator[Wait]:
         """Experts of ``layer``, which this rank computes; nothing where it is dense."""
@@ -65,7 +65,7 @@ class RoutedLayers:
             yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
             copied_since = lanes.now
             yield Wait(lambda: experts.ready() is not None, f"experts of layer {layer}")
-            self._issued_ns = min(each.issued_ns, self._issued_ns + lanes.now - copied_since)
+            self._issued_ns += lanes.now - copied_since
             expert = experts.ready()
             assert expert is not None, "it was waited for"
             name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert]) + called_ns
@@ -75,11 +75,12 @@ class RoutedLayers:
                 experts.used(expert)
                 continue
             called_ns = 0
-            yield lanes.do(COMPUTE, Work(("expert", layer), name, 0, lambda: None), self.left(length_ns))
+            length_ns -= self.hidden(each.expert_issued_ns)
+            yield lanes.do(COMPUTE, Work(("expert", layer), name, 0, lambda: None), length_ns)
             experts.used(expert)
 
-    def left(self, length_ns: int) -> int:
-        """Of a piece of compute what the host did not issue while it waited for experts."""
-        issued = min(length_ns, self._issued_ns)
-        self._issued_ns -= issued
-        return length_ns - issued
+    def hidden(self, issuing_ns: int) -> int:
+        """Of ``issuing_ns`` for a piece of compute what was over while the host waited for experts: it goes on to the next router."""
+        hidden = min(issuing_ns, self._issued_ns)
+        self._issued_ns -= hidden
+        return hidden

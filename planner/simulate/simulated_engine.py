@@ -143,9 +143,9 @@ class SimulatedEngine:
         if before_ns:
             yield self.lanes.do(COMPUTE, Work(("embedding",), "embedding", 0, lambda: None), before_ns)
 
-    def visit(self, each: Pass, unit: Unit, length_ns: int, first: bool = True, last: bool = True) -> Iterator[Wait]:
-        """Compute ``unit``, or one of its parts: it is entered with the ``first`` one, and left with the ``last``."""
-        lanes = self.lanes
+    def visit(self, each: Pass, at: int, first: bool = True, last: bool = True) -> Iterator[Wait]:
+        """Compute unit number ``at``, or one of its parts: it is entered with the ``first`` one, and left with the ``last``."""
+        lanes, unit = self.lanes, self.units[at]
         if first:
             since = max(0, lanes.now)
             self._feed.ask(unit)
@@ -163,7 +163,9 @@ class SimulatedEngine:
             work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None)
             yield from self._compute_beside(work, self._host_ns[unit])
         else:
-            length_ns = length_ns if self.routed is None else self.routed.left(length_ns)
+            length_ns = each.unit_ns[at]
+            if self.routed is not None:
+                length_ns -= self.routed.hidden(each.unit_issued_ns[at])
             yield lanes.do(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
         if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
             yield from self._compute_beside(*kv.work(unit.layer))

@@ -39,7 +39,6 @@ from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, pa
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import expert_copy_s
 from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.planner.contract.ranks.rank_chain import turns
 
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
@@ -93,7 +92,7 @@ class Beside:
     def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms) -> Beside:
         """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has."""
         assert hardware.host is not None
-        one = cls(hardware, hardware.host, rows, forms, turns(model), model.dealt is not None)
+        one = cls(hardware, hardware.host, rows, forms, 1 if model.dealt is None else model.dealt.count, model.dealt is not None)
         return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn))) if one.launched else one
 
     def _on_the_bus(self, units: Sequence[UnitSpec]) -> HostRates:

@@ -148,5 +148,4 @@ def fetching_turns(model: ModelSpec) -> float:
 
 def turns(model: ModelSpec) -> float:
     """How many times as long as its own layers all ranks' take that compute one after the other, in a pass that is not cut into parts."""
-    dealt = model.dealt
-    return 1 if dealt is None else dealt.count if Dealing(dealt.counts).is_even else dealt.layers / model.layers
+    return 1 if model.dealt is None else model.dealt.layers / model.layers

@@ -91,7 +91,7 @@ class RankPlay:
                 for at, unit in own:
                     if unit in handed:
                         yield Wait(lambda: not launching.moving, "launching")
-                    yield from engine.visit(part, unit, part.unit_ns[at], number == 0, number == len(parts) - 1)
+                    yield from engine.visit(part, at, number == 0, number == len(parts) - 1)
                     if unit in handed:
                         launched = self._launch(parts, launched, next(ends) / own_layers)
                 if layer < last_layer and self._dealing.owner(layer + 1) != self.number:
@@ -137,7 +137,7 @@ class RankPlay:
             yield from self._arrival(LAST, 0)
         for at, unit in enumerate(engine.units):
             if unit.kind == "head":
-                yield from engine.visit(part, unit, part.unit_ns[at])
+                yield from engine.visit(part, at)
         if self.number:
             self._hop(LOGITS, self.number, self._behind_s(part))
             return
