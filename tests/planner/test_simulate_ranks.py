@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
-from penstock.planner.contract.decided.decisions import ResidentForms
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
@@ -234,21 +234,22 @@ def test_a_recorded_step_of_ranks_takes_as_long_as_its_copies(count: int) -> Non
 
 
 EXPERTS = {
-    "two cards": (2, 8 * GB, 84 * MB, 8, 352 * MB, 0.06),
-    "four cards": (4, 8 * GB, 84 * MB, 8, 352 * MB, 0.1),
-    "many experts": (4, 4 * GB, 84 * MB, 64, 25 * MB, 0.06),
+    "two cards": (2, 8 * GB, 84 * MB, 8, 352 * MB),
+    "four cards": (4, 8 * GB, 84 * MB, 8, 352 * MB),
+    "many experts": (4, 4 * GB, 84 * MB, 64, 25 * MB),
 }
-"""Ranks, VRAM, bytes of attention, experts and bytes of each; by how much simulated steps may be off. The mix misses up to a
-seventh more of experts that are drawn by recency than the curve says by which a prediction counts."""
+"""Ranks, VRAM, bytes of attention, experts and bytes of each. Experts are drawn by recency, so that ``lru`` finds what a plan expects of
+any policy; ``mix`` misses up to a quarter more."""
+RECENT = Force(expert_policy=ExpertPolicyName.lru)
 
 
-@pytest.mark.parametrize(("count", "vram", "attn", "experts", "size", "off"), EXPERTS.values(), ids=EXPERTS)
-def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count, vram, attn, experts, size, off) -> None:
+@pytest.mark.parametrize(("count", "vram", "attn", "experts", "size"), EXPERTS.values(), ids=EXPERTS)
+def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count, vram, attn, experts, size) -> None:
     whole = model(layers=16, attn=attn, ffn=experts * size, experts=experts)
-    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(requests=2, new_tokens=128), ranks=count))
+    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(requests=2, new_tokens=128), RECENT, ranks=count))
     acted = RanksSimulation(plan, Options()).run()
     steps = acted[0].record.step_ns
-    assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=off)
+    assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.05)
     assert fmean(acted[0].record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.03)
     misses = [one.experts["vram"].misses for one in acted]
     assert len(set(misses)) > 1, "each rank's routers choose for themselves"

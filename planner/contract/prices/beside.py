@@ -238,8 +238,8 @@ class Missed:
     """One of a decode step's experts that VRAM misses and DRAM holds."""
 
     bill: Price
-    fetch_s: float
-    """What it adds to a visit that waits for it."""
+    waits: tuple[float, ...]
+    """Seconds that a visit waits which misses 0, 1, 2 ... of them."""
     copied: float = 1.0
     """The share of them that the link brings."""
 
@@ -248,21 +248,22 @@ class Missed:
         """Where ``copied`` is the price of a copy. Shared with the CPU, all layers miss as many on average as those of a plan that streams
         nothing but experts, each expert by itself: so the price is the same for all decisions of one program."""
         split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
-        if split is None or experts is None or gpu is None:
-            return cls(copied, copied.of(Resource.h2d))
-        missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
+        if experts is None or gpu is None:
+            return cls(copied, (0.0,))
         visited = max(1, round(visit(experts, batch).touched))
+        if split is None:
+            return cls(copied, tuple(n * copied.of(Resource.h2d) for n in range(visited + 1)))
+        missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
         odds = min(1.0, max(1e-6, missed / len(experts.layers) / visited))
         rows = max(1, round(batch * experts.top_k / visited))
-        shares = [
-            (math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n), n, len(split.on_host([rows] * n))) for n in range(visited + 1)
-        ]
-        on_host = sum(chance * taken for chance, _, taken in shares) / (odds * visited)
-        waits_s = sum(chance * split.lasts([rows] * taken, n - taken) for chance, n, taken in shares) / (odds * visited)
+        taken = [len(split.on_host([rows] * n)) for n in range(visited + 1)]
+        chances = [math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n) for n in range(visited + 1)]
+        on_host = sum(chance * mine for chance, mine in zip(chances, taken, strict=True)) / (odds * visited)
+        waits = tuple(split.lasts([rows] * mine, n - mine) for n, mine in enumerate(taken))
         link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
         computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
         bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)
-        return cls(bill, waits_s, 1 - on_host)
+        return cls(bill, waits, 1 - on_host)
 
 
 def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:

@@ -63,8 +63,7 @@ class LateExperts:
         ranks, touched, slots = fetching_turns(model), visit(experts, rows).touched, fewest_slots(experts)
         waits, ahead, alone = 1 - experts.foreseen, 0.0, links.held_to if model.slices == 1 else 1.0
         if touched >= ALL_ASKED * experts.count:
-            together = links.share(BESIDE, BESIDE * gpu.h2d.peak / links.held_to) if ranks > 1 else 1.0
-            waits, ahead = 1.0, (slots - 1) * (2 - 1 / together)
+            waits, ahead = 1.0, ahead_of(hardware, model)
         unit, each_rows, layers = model.of_kind(UnitKind.expert)[0], rows * experts.top_k / touched, len(experts.layers)
         flops_s = decode_s(hardware, unit, each_rows) + 2 * unit.elements * each_rows / hardware.dense_tflops / 1e12
         each = OPERATIONS.each(rows, True, are_grouped(hardware, model, rows))
@@ -100,3 +99,13 @@ class LateExperts:
         of_all = self.waits * self.turns
         late = {Late.first: first * self.waits, Late.every: every * of_all}
         return Price(late=late | {Late.full: full * of_all} if each_s < copy_s else late)
+
+
+def ahead_of(hardware: HardwareProfile, model: ModelSpec) -> float:
+    """Experts that have come before a router has spoken, where the next layer's are known to be nearly all, as if the other links were
+    idle; 0 without a card."""
+    gpu, links = hardware.gpu, hardware.links
+    if gpu is None or model.experts is None:
+        return 0.0
+    together = links.share(BESIDE, BESIDE * gpu.h2d.peak / links.held_to) if fetching_turns(model) > 1 else 1.0
+    return (fewest_slots(model.experts) - 1) * (2 - 1 / together)

@@ -71,7 +71,7 @@ class Moved:
             if count:
                 kv_price += table.kv(layer, tier) * count
         units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in placement.alike.items())
-        read, copied, missed = Price(), Price(), Missed(Price(), 0.0)
+        read, copied, missed = Price(), Price(), Missed(Price(), (0.0,))
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
             read = table.brought(nbytes, Tier.ssd, Place.host)

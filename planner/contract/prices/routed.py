@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.experts.expert_misses import Misses, visit
+from penstock.planner.contract.experts.visit_waits import Hidden, Line, wait_lines
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.late_experts import ahead_of
 from penstock.planner.contract.prices.launches import copied_issue_s
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
@@ -27,13 +29,17 @@ PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 class Routed:
     """The part of a decode step that cannot overlap, because only a layer's router says which experts the layer needs.
 
-    With u used experts a layer, m of them missing, in seconds,
+    A visit of u experts that finds k of them in DRAM alone waits for their copies, each f seconds, while it computes with the others and
+    the host launches what comes up to the next router, in seconds:
 
-        step = compute + m * (fetch - expert_compute * (u - 1) / u)
+        step = compute + sum over layers of E[max(0, k * f - (u - 1) * expert_compute - launches)]
 
-    The law is exact for m = 0 and m = u. Between them it is linear, and never less than the truth. ``issued_s`` more are hidden for each
-    expert copied to a GPU: the host launches kernels meanwhile. Where kernels are recorded, each takes ``called_s`` more instead.
+    with k of Binomial(u, m / u), where m are missing on average (``penstock.planner.contract.experts.visit_waits``): by lines that touch
+    it. Where kernels are recorded, each copy takes ``called_s`` more. What is read from the SSD takes instead, for each of r reads,
 
+        r * (fetch - (expert_compute * (u - 1) + launches) / u)
+
+    * **Many rows.** Visits that use nearly all experts know the next layer's: as many come ahead as in a prompt.
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
       experts alone: the law stays linear in the decisions. The LM head hides behind nothing: it comes behind the last router, and the ring
@@ -47,7 +53,7 @@ class Routed:
       drive, and its link at the rate that it carries alone. What streams to a rank hides behind the others' layers as well.
       Slices of an expert are missed by all ranks at once: they wait together, and share drive and links.
 
-    A pass that touches all experts knows them beforehand: everything overlaps.
+    Reads of a pass that touches all experts are known beforehand: they overlap with everything.
     """
 
     alone: float = 0.0
@@ -57,7 +63,19 @@ class Routed:
     issued_s: float = 0.0
     """Issuing that goes on besides while one is copied."""
     called_s: float = 0.0
+    """Of the host's before each copy, what nothing else hides."""
+    called_each_s: float = 0.0
     """The host's before each copy."""
+    waits: float = 1.0
+    """Share of the copied experts that no router names early."""
+    layers: int = 0
+    """Of this rank's, those that route."""
+    beside_s: float = 0.0
+    """Of a visit, what goes on while its experts are copied."""
+    all_asked: float = 0.0
+    """Share of the visits that use nearly all experts of a layer."""
+    ahead: float = 0.0
+    """Experts that have come before such a visit."""
     apart: float = 0.0
     """Share of the time in which reads and copies do not overlap."""
     exposed: float = 0.0
@@ -85,16 +103,37 @@ class Routed:
             missed = missed_beside_layers(hardware.gpu, hardware.vram_bytes, model, model.experts, one)
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
-        computed_s = alone * (u - 1) / u * unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
-        issued_s = called_s = exposed = copies_s = 0.0
+        expert_s = unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
+        computed_s = alone * (u - 1) / u * expert_s
+        issued_s = called_s = called_each_s = exposed = copies_s = beside_s = 0.0
         if hardware.gpu:
-            issued_s = alone * launched_meanwhile_s(hardware, model, batch) / (u * len(model.experts.layers))
-            called_s = alone * copied_issue_s(hardware, model, batch)
+            meanwhile_s = launched_meanwhile_s(hardware, model, batch) / len(model.experts.layers)
+            issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * expert_s + meanwhile_s
+            called_each_s = copied_issue_s(hardware, model, batch)
+            called_s = alone * called_each_s
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         ranks, apart = fetching_turns(model), alone / math.sqrt(u)
         each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
-        return cls(alone, computed_s, issued_s, called_s, apart, exposed, named, ranks * copies_s, ranks, each_host, carried)
+        return cls(
+            alone,
+            computed_s,
+            issued_s,
+            called_s,
+            called_each_s,
+            1 - foreseen if hardware.gpu else alone,
+            len(model.experts.layers),
+            beside_s,
+            one.all_asked,
+            ahead_of(hardware, model),
+            apart,
+            exposed,
+            named,
+            ranks * copies_s,
+            ranks,
+            each_host,
+            carried,
+        )
 
     def beside(self, streamed: Streamed) -> Amount:
         """What a step waits for copies of ``streamed``."""
@@ -105,8 +144,14 @@ class Routed:
         return max(0.0, fetch_s / self.drive_alone - self.computed_s)
 
     def copy_s(self, fetch_s: float) -> float:
-        """The same from DRAM to the device."""
+        """The same of its way from DRAM to the device, behind the SSD."""
         return max(0.0, fetch_s * self.link_alone + self.called_s - self.computed_s - self.issued_s)
+
+    def waited(self, waits: Sequence[float], copy_s: float) -> Sequence[Line]:
+        """What a visit waits for experts that DRAM holds: :class:`Fetched` has ``waits``, and how long one is copied."""
+        each = tuple(seconds * self.link_alone + missed * self.called_each_s for missed, seconds in enumerate(waits))
+        ahead_s = self.ahead * copy_s * self.link_alone
+        return wait_lines(each, (Hidden(1 - self.all_asked, self.beside_s), Hidden(self.all_asked, self.beside_s + ahead_s)))
 
 
 def behind_last(read: float) -> tuple[float, float]:
@@ -130,8 +175,8 @@ class Fetched:
     copy_s: float
     any_read: Amount
     """1 where any is read, else 0."""
-    missed_s: float
-    """What one of those that DRAM holds adds, whoever computes with it."""
+    waits: Sequence[float]
+    """Seconds that a visit waits which misses 0, 1, 2 ... of those that DRAM holds, whoever computes with them."""
 
     @property
     def from_dram(self) -> Amount:
@@ -152,16 +197,20 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
 
     ``compute``: of the whole step, ``step_s`` of it without looking embeddings up. An expert is copied piece by piece while it is read.
     """
-    copy, missed = (routed.copy_s(seconds) / unit_s for seconds in (fetched.copy_s, fetched.missed_s))
+    copy = routed.copy_s(fetched.copy_s) / unit_s
     reads = [(count * routed.turns, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
     from_dram = fetched.from_dram * routed.turns
+    known = (1 - routed.waits) * from_dram * (fetched.copy_s * routed.link_alone / unit_s)
     read, beside = sum(count for count, _ in reads), routed.beside(streamed)
-    apart = sum(count * max(each, copy) for count, each in reads) + from_dram * missed + beside
     reading, most = sum(count * each for count, each in reads), routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
-    fetching = sum(count for count, _ in reads) * copy + from_dram * missed + beside
-    for together in (reading, *(reading + pause for pause in pauses), fetching):
-        yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * apart
+    follow = sum(count * max(each, copy) for count, each in reads)
+    for line in routed.waited(fetched.waits, fetched.copy_s):
+        none, each = (routed.waits * seconds / unit_s for seconds in line)
+        missed = routed.turns * routed.layers * none + from_dram * each + known + beside
+        yield routed.waits * compute + (1 - routed.apart) * read * copy + routed.apart * follow + missed
+        for together in (reading, *(reading + pause for pause in pauses)):
+            yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * (follow + missed)
 
 
 def routed_s(
@@ -178,5 +227,5 @@ def routed_s(
     if model.experts is None:
         return 0.0
     read = [(missed.dram, moved.expert_read.of(Resource.ssd))]
-    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.fetch_s)
+    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.waits)
     return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed, fetched))

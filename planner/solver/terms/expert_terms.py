@@ -130,7 +130,7 @@ class ExpertTerms:
         read, copied = self._missed(p.batch)
         reads = [(n, t * tick_s) for n, t in zip(read, self._read_t, strict=True)]
         copy_s = self._copy_t * tick_s
-        fetched = Fetched(reads, copied, copy_s, self.read, self._missed_price.fetch_s if p.hardware.gpu else copy_s)
+        fetched = Fetched(reads, copied, copy_s, self.read, self._missed_price.waits if p.hardware.gpu else (0.0,))
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
