@@ -68,8 +68,10 @@ class SimulatedEngine:
         self._kv: HostKv | CardKv | AttendedKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
         self._acted = 0
+        self.least_ns = 0
+        """Of the pass that is over: until then nothing goes on behind it."""
         self.idle_ns = 0
-        """Behind the pass that is over: nothing goes on."""
+        """Behind that in any case."""
 
     def fill(self) -> None:
         """All slots, before anything is timed."""
@@ -136,7 +138,7 @@ class SimulatedEngine:
             self.record.counts[f"{phase} {track} bytes"] += lane.nbytes - nbytes
         self.passes.over += 1
         self._acted += 1
-        self.idle_ns = each.idle_ns + ns(self._plan.hardware.pass_s)
+        self.least_ns, self.idle_ns = each.least_ns, ns(self._plan.hardware.pass_s)
 
     def embed(self, before_ns: int) -> Iterator[Wait]:
         """Compute before the first unit, where there is some."""
@@ -191,8 +193,8 @@ class SimulatedEngine:
 
     def rebased(self, passed: int) -> None:
         """The clock was set back by ``passed``, at a pass's end."""
-        self.record.offset_ns += passed + self.idle_ns
-        self.idle_ns = 0
+        self.record.offset_ns += max(passed, self.least_ns) + self.idle_ns
+        self.least_ns = self.idle_ns = 0
         for part in (self._dram, self._launched_feed, self._recorded_feed, self._kv):
             if part is not None:
                 part.rebase(passed)

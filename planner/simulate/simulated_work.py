@@ -49,8 +49,8 @@ class Pass:
     """The host's before each copy of a missed expert, where nothing hides it."""
     launch_ns: int = 0
     """Of a rank beside a card: what launching its own layers takes at least, while it waits for those of others."""
-    idle_ns: int = 0
-    """After it: launching kernels and queueing copies have held each other up for so long."""
+    least_ns: int = 0
+    """Of the whole pass: launching kernels and queueing copies hold each other up for so long."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
     verifies = Prefill(plan.hardware, model, *verified(work, replace(made, speculation=replace(made.speculation, tokens=each - 1))))
     prompt_pass = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start))
     step = verifies.step() if each > 1 else prefill.step()
-    idle = {prompts: ns(bill.lasts() - replace(bill, issued=0.0).lasts()) for prompts, bill in ((True, prompt_pass), (False, step))}
+    least = {prompts: ns(bill.issuing_s) for prompts, bill in ((True, prompt_pass), (False, step))}
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
@@ -91,7 +91,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s += restore_s if first == start else 0.0
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
-        found.append(Passes(1, Pass(True, ns(before_s), *cut, first, last - first, 0, ns(launched_s), idle[True])))
+        found.append(Passes(1, Pass(True, ns(before_s), *cut, first, last - first, 0, ns(launched_s), least[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, UnitShares(plan, units, batch * each), 0
@@ -111,7 +111,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         if called_s and recorded:
             cut = cut.not_hidden
-        passed = Pass(False, ns(before_s), *cut, kv_read, each, ns(called_s) * recorded, ns(launched_s), idle[False])
+        passed = Pass(False, ns(before_s), *cut, kv_read, each, ns(called_s) * recorded, ns(launched_s), least[False])
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found

@@ -27,8 +27,8 @@ class Dealt:
     """Rows of the whole LM head."""
     tied: bool
     """Whether the whole model's LM head is its embedding table. A rank's head is a unit of its own: rows of that table."""
-    routed: bool = False
-    """Whether the whole model has routed experts, which this rank's layers may lack."""
+    routed: int = 0
+    """Layers of the whole model that route; this rank's may lack experts where others have some."""
     slices: int = 1
     """Of each routed expert, one with every rank. The layers of sliced experts are numbered as in the whole model."""
 

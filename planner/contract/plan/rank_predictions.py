@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.cost import Prediction, predict
+from penstock.planner.contract.prices.cost import Prediction, objective_weights, predict, with_wait
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_model import model_of_rank
@@ -47,7 +48,11 @@ def rank_terms(
 
 
 def predict_each(terms: Sequence[Terms]) -> tuple[Prediction, ...]:
-    """Of each rank, as if all were like it."""
+    """Of each rank, as if all were like it. Ranks wait for whole experts of their own layers in turn, so their waits add up. Of ranks that
+    have l of the L layers that route, a phase lasts as long as the slowest link or drive, or as
+
+        sum over ranks of l / L * seconds
+    """
     found: dict[object, Prediction] = {}
     each = []
     for hardware, model, workload, decisions in terms:
@@ -55,7 +60,32 @@ def predict_each(terms: Sequence[Terms]) -> tuple[Prediction, ...]:
         if alike not in found:
             found[alike] = predict(hardware, model, workload, decisions)
         each.append(found[alike])
-    return tuple(each)
+    dealt = terms[0][1].dealt
+    return tuple(each) if dealt is None or not dealt.routed or dealt.slices > 1 else _in_turn(terms, each)
+
+
+def _in_turn(terms: Sequence[Terms], each: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """``each``, of ranks with whole experts of their own layers."""
+    shares = [len(model.moe) for _, model, _, _ in terms]
+    mean = {
+        name: sum(share * getattr(one, name) for share, one in zip(shares, each, strict=True)) / sum(shares)
+        for name in ("prefill_s", "decode_s_per_token", "ttft_s")
+    }
+    found = []
+    for (_, _, workload, decided), one in zip(terms, each, strict=True):
+        prefill_s = min(one.prefill_s, max(mean["prefill_s"], _outside_card(one.prefill_stages)))
+        decode_s = min(one.decode_s_per_token, max(mean["decode_s_per_token"], _outside_card(one.decode_stages)))
+        weights = objective_weights(workload, decided.batch, decided.prefill_chunk_tokens)
+        total_s = with_wait(workload, decided.batch, weights[0] * prefill_s + weights[1] * decode_s)
+        seconds = {"prefill_s": prefill_s, "decode_s_per_token": decode_s, "total_s": total_s}
+        rate = one.decode_tokens_per_s * one.decode_s_per_token / decode_s
+        found.append(replace(one, **seconds, ttft_s=min(one.ttft_s, mean["ttft_s"]), decode_tokens_per_s=rate))
+    return tuple(found)
+
+
+def _outside_card(stages: Mapping[str, float]) -> float:
+    """The longest of what works while other ranks compute."""
+    return max((seconds for name, seconds in stages.items() if name != Resource.card), default=0.0)
 
 
 def together(each: Sequence[Prediction]) -> Prediction:

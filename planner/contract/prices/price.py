@@ -124,6 +124,11 @@ class Price:
         """Whether anything is :attr:`behind`."""
         return not isinstance(self.behind, int | float) or self.behind > 0
 
+    @property
+    def issuing_s(self) -> float:
+        """Seconds that the interpreter takes at least for what it launches, queues and waits for, where these are numbers."""
+        return float(max(self.in_turn, self.issued + self.handing if self.issues and self.hands_over else 0.0))
+
     def least(self) -> Iterator[Amount]:
         """Seconds that the work takes at least: those of each resource, and of its chains.
 

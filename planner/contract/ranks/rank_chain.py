@@ -142,8 +142,8 @@ class Ring:
 
 
 def fetching_turns(model: ModelSpec) -> float:
-    """:func:`turns` of links that bring a layer's experts: of slices all links bring theirs at once."""
-    return 1 if model.slices > 1 else turns(model)
+    """:func:`turns` of links that bring a layer's experts, by the layers that route: of slices all links bring theirs at once."""
+    return 1 if model.dealt is None or model.slices > 1 else model.dealt.routed / max(1, len(model.moe))
 
 
 def turns(model: ModelSpec) -> float:

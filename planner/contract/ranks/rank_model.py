@@ -60,7 +60,7 @@ def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
     if rank == 0:
         units += model.of_kind(UnitKind.embed)
     units.append(replace(_part(model.lm_head, rows.start, rows.stop, model.vocab), kind=UnitKind.head))
-    dealt = Dealt(rank, dealing.owners, model.vocab, model.tied, model.experts is not None, slices)
+    dealt = Dealt(rank, dealing.owners, model.vocab, model.tied, len(model.moe), slices)
     return replace(model, units=tuple(units), tied=False, vocab=len(rows), dealt=dealt, routers=routers)
 
 

@@ -60,8 +60,8 @@ class RankPlay:
         parts = parts_of(batch * chunk, decided.prefill_part_tokens)
         cut = replace(decided, prefill_chunk_tokens=-(-chunk // parts), prefill_part_tokens=0)
         runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch)
-        idle = passes_of(self.plan, self.engine.units, batch)[0].each.idle_ns
-        prompt = [replace(run.each, idle_ns=idle) for run in runs if run.each.prefill]
+        least_ns = passes_of(self.plan, self.engine.units, batch)[0].each.least_ns
+        prompt = [replace(run.each, least_ns=least_ns) for run in runs if run.each.prefill]
         found = [(1, PartedPass(tuple(prompt[at : at + parts]))) for at in range(0, len(prompt), parts)]
         return found + [(run.count, PartedPass((run.each,))) for run in runs if not run.each.prefill]
 

@@ -81,9 +81,9 @@ class RanksSimulation:
                 self._go_on(waits, number, going[number])
             if not ready and not self._clock.step():
                 raise next(iter(waits.values())).stuck()
-        idle_ns = max(rank.engine.idle_ns for rank in self._ranks)
+        least_ns = max(rank.engine.least_ns for rank in self._ranks)
         for rank in self._ranks:
-            rank.engine.idle_ns = idle_ns
+            rank.engine.least_ns = least_ns
         self._rebase()
 
     @staticmethod
