@@ -10,8 +10,6 @@ streams. Times are wall time of calls, the interpreter's part counted.
 
 from __future__ import annotations
 
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.host_products import COPIED_BYTES, LEAST, Copies  # noqa: E402
+from bench.host_products import COPIED_BYTES, LEAST, Copies, bare_machine  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
-from penstock.runtime.beside.host_library import machine_level  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
 from penstock.runtime.timed.host_product_times import KvLayers  # noqa: E402
 
@@ -81,11 +78,10 @@ def main() -> None:
     defaults = {"out": "", "threads": str(most_threads()), "sequences": "1,4,16", "tokens": "2048,8192", "seconds": "0.5", "beside": "0"}
     given = defaults | given_of(sys.argv[1:], defaults)
     sequences, lengths = ([int(n) for n in given[key].split(",")] for key in ("sequences", "tokens"))
-    where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "instructions": machine_level().name}
     seconds, beside = float(given["seconds"]), given["beside"] == "1"
     cases = {f"{tokens} tokens": partial(rows_of, int(given["threads"]), sequences, tokens, seconds, beside) for tokens in lengths}
     with torch.inference_mode():
-        run_cases(cases, where, Path(given["out"]) if given["out"] else None)
+        run_cases(cases, bare_machine(), Path(given["out"]) if given["out"] else None)
 
 
 if __name__ == "__main__":

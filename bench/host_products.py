@@ -20,13 +20,16 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import psutil  # noqa: E402
 import torch  # noqa: E402
 
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
+from bench.link import machine  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
@@ -99,6 +102,13 @@ class Copies(AbstractContextManager["Copies"]):
         self._thread.join()
 
 
+def bare_machine() -> dict[str, Any]:
+    """As :func:`bench.link.machine` says it, of a machine that was not probed, and what its CPU knows."""
+    card = {"name": torch.cuda.get_device_name()} if torch.cuda.is_available() else None
+    known = machine({"gpu": card, "cpu": {"cores": os.cpu_count()}, "dram_bytes": psutil.virtual_memory().total})
+    return known | {"processor": platform.processor() or platform.machine(), "instructions": machine_level().name}
+
+
 def rows_of(name: str, threads: Sequence[int], rows: Sequence[int], seconds: float, beside: bool) -> Iterator[Row]:
     """The table's lines of one format."""
     units = units_of(name)
@@ -126,9 +136,8 @@ def main() -> None:
     threads = [int(n) for n in given["threads"].split(",")] if given["threads"] else sorted({max(1, most // 2), most})
     names = given["formats"].split(",") if given["formats"] else ["BF16", *samples(128)]
     rows, seconds, beside = [int(n) for n in given["rows"].split(",")], float(given["seconds"]), given["beside"] == "1"
-    where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count(), "instructions": machine_level().name}
     cases = {name: partial(rows_of, name, threads, rows, seconds, beside) for name in names}
-    run_cases(cases, where, Path(given["out"]) if given["out"] else None)
+    run_cases(cases, bare_machine(), Path(given["out"]) if given["out"] else None)
 
 
 if __name__ == "__main__":
