@@ -17,6 +17,7 @@ counted. The last line of stdout is one JSON document.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
@@ -48,6 +49,7 @@ from penstock.runtime.experts.card_experts import CardExperts  # noqa: E402
 from penstock.runtime.experts.expert_forward import ExpertsInTurn  # noqa: E402
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom  # noqa: E402
 from penstock.runtime.memory.arena import Arena  # noqa: E402
+from penstock.runtime.memory.bare_copies import DriverCalls  # noqa: E402
 from penstock.runtime.memory.device import Event  # noqa: E402
 from penstock.runtime.memory.pieces import Segment  # noqa: E402
 from penstock.runtime.model.skeleton import Skeleton, open_skeleton  # noqa: E402
@@ -72,6 +74,17 @@ class IdleCard:
         return self
 
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None: ...
+
+    def driver_calls(self) -> DriverCalls:
+        """A call of the kernel's that does nothing stands for each of the driver's."""
+        idle = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
+        return DriverCalls(idle, 0, idle, idle, 0)
+
+    def in_one_piece(self, source: torch.Tensor) -> bool:
+        return True
+
+    def event_ahead(self) -> tuple[float, int]:
+        return 0.0, 0
 
     def copy_event(self) -> float:
         return 0.0

@@ -236,6 +236,15 @@ class HostCopier:
             for s in segments:
                 self.copy(into[s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
 
+    def driver_calls(self) -> None:
+        """Only Python queues copies here."""
+
+    def in_one_piece(self, source: torch.Tensor) -> bool:
+        return True
+
+    def event_ahead(self) -> tuple[float, int]:
+        raise NotImplementedError
+
     def copy_event(self) -> float:
         return time.perf_counter()
 

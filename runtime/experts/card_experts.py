@@ -13,15 +13,16 @@ import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
+from penstock.runtime.experts.carried_experts import Carried, CarriedExperts
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
-from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.expert_fetch import Carrying, Key
 from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.memory.pieces import Segment, cut, within
+from penstock.runtime.memory.pieces import Segment, cut
 from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.moving.ledger import Ledger
 
@@ -39,6 +40,8 @@ class _Misses:
     started: deque[int] = field(default_factory=deque)
     at_once: int = 1
     """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
+    carried: dict[int, Carried] = field(default_factory=dict)
+    """Of those from the SSD, the ones that readers copy."""
     asked: Sequence[Asked] = ()
     """Of the CPU, which began with them."""
     decided: bool = False
@@ -66,6 +69,9 @@ class CardExperts:
 
     One token's visit leaves to :meth:`catch_up` what nothing waits for, if nothing waits for the SSD: to decide, to give slots back, to
     book copies. That happens while the card computes up to the next router.
+
+    Where readers can queue copies, one that brings a part of a missed expert queues that part's, into a slot that the expert was given when
+    the read was asked for. The host is woken when all has come.
 
     Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
     :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.
@@ -97,7 +103,8 @@ class CardExperts:
         self._ahead: set[Key] = set()
         self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
-        self._parts: dict[tuple[Key, int], Sequence[Segment]] = {}
+        self._carried = CarriedExperts(layouts, self._copies, dram)
+        self._carrying: Carrying = partial(self._carried.carry, self._take)
         self._behind: Callable[[], None] = _nothing
         """What is left of the latest visit."""
 
@@ -121,18 +128,14 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it. Copies of parts that the SSD may bring are
-        prepared, some 10 us each."""
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it."""
         held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
                 over = self._copy([self._whole(key, slot)])
-        if not self._dram.still:
-            for key in self._layouts:
-                for number in range(len(self._dram.parts(*key))):
-                    self._segments_of(key, number)
+        self._carried.prepare()
         if over is not None:
             self._device.host_waits(over)
 
@@ -140,6 +143,7 @@ class CardExperts:
         """Nothing is fetched ahead any more: whoever computes on does it without this tier, and passes by."""
         self._wanted, self._behind = None, _nothing
         self._coming.clear()
+        self._carried.close()
 
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         if self._beside is not None:
@@ -209,6 +213,14 @@ class CardExperts:
         placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
         together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
         came: list[int] = []
+        if together and coming.far.keys() <= coming.carried.keys():
+            self._clock.pause()
+            self._dram.all_parts(layer, coming.far, self._meanwhile)
+            came = [*coming.far]
+            coming.far.clear()
+            for expert in came:
+                self._carried.all_came(layer, expert, coming.carried[expert])
+            return came
         if together:
             for expert in placeless:
                 self._take(layer, expert)
@@ -229,12 +241,15 @@ class CardExperts:
         partly = [e for e in seen.hits if (layer, e) in begun]
         for expert in partly:
             self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
-        near, far = self._dram.visit(layer, routing, seen.misses)
+        carrying = self._carrying if self._carried.possible and len(seen.misses) <= self._cache.free else None
+        near, far = self._dram.visit(layer, routing, seen.misses, carrying)
+        carried = self._carried.begun()
         if far:
             self._dram.begun()
         asked = self._begin_beside(layer, routing, near)
-        elsewhere = {one.expert for one in asked}
-        coming = _Misses(deque([e for e in near if e not in elsewhere]), dict.fromkeys(far), at_once=at_once, asked=asked)
+        elsewhere = {one.expert for one in asked} if asked else ()
+        near = [e for e in near if e not in elsewhere] if asked else near
+        coming = _Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         if self._ahead:
@@ -286,25 +301,20 @@ class CardExperts:
         """Wait for parts of an expert from the SSD, for which there is a slot, and queue their copies. The expert, if that was the last."""
         self._clock.pause()
         wanted = coming.far if self._cache.free else [e for e in coming.far if self._cache.slot(layer, e) is not None]
-        expert, numbers, over = self._dram.next_parts(layer, wanted, self.fetch_ahead if self._fetches_ahead else None)
-        segments = [segment for number in numbers for segment in self._segments_of((layer, expert), number)]
-        slot = self._cache.slot(layer, expert)
-        if slot is None:
-            slot = self._take(layer, expert)
-        self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), segments)])
+        expert, numbers, over = self._dram.next_parts(layer, wanted, self._meanwhile)
+        carried = coming.carried.get(expert)
+        if carried is None:
+            segments = [segment for number in numbers for segment in self._carried.segments_of((layer, expert), number)]
+            slot = self._cache.slot(layer, expert)
+            if slot is None:
+                slot = self._take(layer, expert)
+            self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), segments)])
+        elif over:
+            self._carried.all_came(layer, expert, carried)
         if not over:
             return None
         del coming.far[expert]
         return expert
-
-    def _segments_of(self, key: Key, number: int) -> Sequence[Segment]:
-        """Of a part that the SSD brings."""
-        found = self._parts.get((key, number))
-        if found is None:
-            segments, parts = self._layouts[key].segments, self._dram.parts(*key)
-            pieces = [s for extent in parts[number] for s in within(segments, extent.dest, extent.nbytes)]
-            found = self._parts[key, number] = segments if len(parts) == 1 else pieces
-        return found
 
     def _ready(self, layer: int, experts: Sequence[int]) -> Sequence[Arrived]:
         """``experts`` for kernels that are issued from now on, which wait until they have arrived."""
@@ -377,6 +387,11 @@ class CardExperts:
     def _fetches_ahead(self) -> bool:
         """Whether anything may still be fetched ahead."""
         return self._wanted is not None or bool(self._coming)
+
+    @property
+    def _meanwhile(self) -> Callable[[], None] | None:
+        """What is to be done again and again while the host waits for the SSD, which gives no slot back; None for nothing."""
+        return self.fetch_ahead if self._coming or (self._wanted is not None and self._cache.room_ahead) else None
 
     def _next_ahead(self) -> _Ahead | None:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""

@@ -14,10 +14,12 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.runtime.experts.expert_fetch import Fetch, Key, parts_of
+from penstock.runtime.experts.expert_fetch import Carrying, Fetch, Key, parts_of
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.moving.filler import Arrival
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.reading.reads_inbox import Inbox, Ticket
@@ -65,6 +67,7 @@ class DramExperts:
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
         self._buffers: dict[int, torch.Tensor] = {}
+        self._views: dict[int, memoryview] = {}
         self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
@@ -102,9 +105,10 @@ class DramExperts:
         """Start reading an expert into ``slot``, whatever lies there and is known of it: before anything is loaded, or after the end."""
         self._pool.read(self._layouts[key].extents, self._view(slot), done, "expert {}.{}".format(*key))
 
-    def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[list[int], list[int]]:
+    def visit(self, layer: int, routing: Routing, wanted: Sequence[int], carrying: Carrying | None = None) -> tuple[list[int], list[int]]:
         """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
-        be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next."""
+        be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next. ``carrying`` is
+        asked for each of them before it is read."""
         with self._lock:
             self._raise_if_broken()
             if self._cache.still:
@@ -130,9 +134,13 @@ class DramExperts:
                     fetch.demanded = True
                     self._submit(fetch)
             self._wanted = None
-            self._todo.extend((layer, expert) for expert in seen.misses)
-            self._start_demanded()
+            self._todo.extend([(layer, expert) for expert in seen.misses])
+            self._start_demanded(carrying)
             return here, [*coming, *seen.misses]
+
+    def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
+        return self._pool.carrier(calls)
 
     def begun(self) -> None:
         """Return when what was missed is being read, as far as slots and the drive's queue have room."""
@@ -165,9 +173,13 @@ class DramExperts:
         """(slot, its uint8 buffer) of an expert that is here or on its way."""
         slot = self._cache.slot(layer, expert)
         assert slot is not None, "it has one while it is here or on its way"
-        if slot not in self._buffers:
-            self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
-        return slot, self._buffers[slot]
+        return slot, self._buffer(slot)
+
+    def _buffer(self, slot: int) -> torch.Tensor:
+        found = self._buffers.get(slot)
+        if found is None:
+            found = self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
+        return found
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_parts` numbers."""
@@ -200,6 +212,24 @@ class DramExperts:
         self.stats.wait_s += time.perf_counter() - begun
         return came
 
+    def all_parts(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait until ``experts``, all on their way and carried on, have arrived. Calls ``meanwhile`` again and again until then. The
+        thread is woken once, when the last part has come: whatever it does then it does with cold caches, for 100 us a part."""
+        fetches = [self._fetches[layer, expert] for expert in experts]
+        self._hear(0.0)
+        begun = time.perf_counter() if any([fetch.left for fetch in fetches]) else None
+        while left := sum([fetch.left for fetch in fetches]):
+            self._hear(1.0 if meanwhile is None else LOOK_UP_S, left)
+            if meanwhile is not None:
+                meanwhile()
+        if begun is not None:
+            self.stats.waits += 1
+            self.stats.wait_s += time.perf_counter() - begun
+        with self._lock:
+            self._raise_if_broken()
+            for fetch in fetches:
+                del self._fetches[fetch.key]
+
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
         self._hear(0.0)
@@ -208,12 +238,15 @@ class DramExperts:
                 return came.expert
         return None
 
-    def _hear(self, most_s: float) -> None:
-        """Note what has arrived; waits for it for so many seconds at most."""
-        for key, error in self._inbox.take(most_s):
-            if key is not None:
-                with self._lock:
-                    self._over(*key, error)
+    def _hear(self, most_s: float, least: int = 1) -> None:
+        """Note what has arrived; waits for ``least`` parts of it for so many seconds at most."""
+        heard = self._inbox.take(most_s, least)
+        if heard:
+            with self._lock:
+                for key, error in heard:
+                    if key is not None:
+                        self._over(*key, error)
+                self._raise_if_broken()
 
     def _arrived(self, layer: int, experts: Collection[int]) -> Came | None:
         with self._lock:
@@ -252,22 +285,24 @@ class DramExperts:
             if key is None:
                 self._wanted = None
                 return
-            self._begin(key, demanded=False)
+            self._begin(key, False)
             self._ahead.add(key)
             self.stats.ahead += 1
 
-    def _start_demanded(self) -> bool:
+    def _start_demanded(self, carrying: Carrying | None = None) -> bool:
         """Whether all that was asked for is here or on its way."""
-        while self._todo and self._begin(self._todo[0], demanded=True):
+        while self._todo and self._begin(self._todo[0], True, carrying):
             self._todo.popleft()
         return not self._todo
 
-    def _begin(self, key: Key, demanded: bool) -> bool:
+    def _begin(self, key: Key, demanded: bool, carrying: Carrying | None = None) -> bool:
         slot = self._cache.take(*key)
         if slot is None:
             return False
         self._left.pop(slot, _at_once)()
         fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
+        if carrying is not None:
+            fetch.carried = carrying(key, self._buffer(slot))
         self._submit(fetch)
         return True
 
@@ -281,9 +316,13 @@ class DramExperts:
         numbers = range(fetch.submitted, fetch.submitted + count)
         fetch.submitted += count
         fetch.under_way += count
-        dones: list[Done] = [
-            Ticket(self._inbox, (fetch, number)) if fetch.demanded else partial(self._landed, fetch, number) for number in numbers
-        ]
+        dones: list[Done]
+        if not fetch.demanded:
+            dones = [partial(self._landed, fetch, number) for number in numbers]
+        elif fetch.carried is None:
+            dones = [Ticket(self._inbox, (fetch, number)) for number in numbers]
+        else:
+            dones = [Ticket(self._inbox, (fetch, number), None, fetch.carried[number].carry) for number in numbers]
         layer, expert = fetch.key
         parts = fetch.parts[numbers.start : numbers.stop]
         self._pool.read_each(parts, self._view(fetch.slot), dones, f"expert {layer}.{expert}", urgent=fetch.demanded)
@@ -317,8 +356,11 @@ class DramExperts:
             self._cache.give_back(slot)
 
     def _view(self, slot: int) -> memoryview:
-        start = self._base + slot * self.slot_bytes
-        return self._arena.view[start : start + self.slot_bytes]
+        found = self._views.get(slot)
+        if found is None:
+            start = self._base + slot * self.slot_bytes
+            found = self._views[slot] = self._arena.view[start : start + self.slot_bytes]
+        return found
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

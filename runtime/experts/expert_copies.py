@@ -11,7 +11,7 @@ import torch
 
 from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.expert_fetch import CarriedPart, Key
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued
@@ -35,6 +35,10 @@ class _Together(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(str(Unit("expert", *key)) for key in self.keys)
+
+
+def _carried_before(part: CarriedPart) -> int:
+    return part.carry.number
 
 
 class ExpertCopies:
@@ -61,6 +65,21 @@ class ExpertCopies:
         over = device.copy_event()
         self._arrived |= dict.fromkeys(slots, over)
         self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
+        return over
+
+    def make_way(self, slot: int) -> None:
+        """Whatever is copied into ``slot`` from now on waits for kernels that read it."""
+        left = self._left.pop(slot, None)
+        if left is not None:
+            self.device.copy_waits(left)
+
+    def carried(self, key: Key, slot: int, parts: Sequence[CarriedPart]) -> Event:
+        """The threads that read ``parts`` of an expert have queued their copies into ``slot``. Returns the event behind the last."""
+        unit, over = _Together((key,)), None
+        for carry, over, nbytes in sorted(parts, key=_carried_before) if len(parts) > 1 else parts:
+            self._queued.append(Queued(carry.begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
+        assert over is not None, "an expert has a part"
+        self._arrived[slot] = over
         return over
 
     def lies_in(self, slots: Iterable[int]) -> None:

@@ -8,13 +8,36 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 OK = 0
 _AT_LEAST = 0
 """``CU_STREAM_WAIT_VALUE_GEQ``: the signed difference is not negative."""
+
+
+class DriverCalls(NamedTuple):
+    """What threads without Python call to queue copies on a stream: addresses of functions, of a context and of the stream.
+
+    ``enter(context)``, ``copy(into, source, nbytes, stream)``, ``record(event, stream)``; each returns 0, or what it refuses with.
+    """
+
+    enter: int
+    context: int
+    copy: int
+    record: int
+    stream: int
+
+    @classmethod
+    def of(cls, stream: int) -> DriverCalls:
+        """Of the calling thread's context."""
+        context = ctypes.c_void_p()
+        _check("cuCtxGetCurrent", _function("cuCtxGetCurrent", ctypes.c_void_p)(ctypes.addressof(context)))
+        driver = ctypes.PyDLL("libcuda.so.1")
+        calls = (ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in ("cuCtxSetCurrent", "cuMemcpyAsync", "cuEventRecord"))
+        enter, copy, record = (call.value or 0 for call in calls)
+        return cls(enter, context.value or 0, copy, record, stream)
 
 
 class BareCopies:
@@ -40,6 +63,13 @@ class BareEvent:
         self.event: Any = torch.cuda.Event(enable_timing=True, blocking=True)
         self._handle: int | None = None
         """Torch makes the driver's event when it records it first."""
+
+    def handle(self, stream: Any) -> int:
+        """The driver's, for whoever records it."""
+        if self._handle is None:
+            self.record(stream)
+        assert self._handle is not None, "it is recorded"
+        return self._handle
 
     def record(self, stream: Any) -> None:
         if self._handle is None:

@@ -65,9 +65,17 @@ class CardEvents:
     def record(self, stream: Any) -> CardEvent:
         """The point in ``stream`` after everything queued so far. Streams that wait for an earlier point of the same driver's event go on
         waiting for that one."""
-        try:
-            driver = self._free.pop()
-        except IndexError:
-            driver = self._make()
+        driver = self._taken()
         driver.record(stream)
         return CardEvent(driver, self._free)
+
+    def ahead(self, stream: Any) -> tuple[CardEvent, int]:
+        """A point of ``stream`` that somebody else will record, and the driver's handle for it. Nothing may be asked of it before."""
+        driver = self._taken()
+        return CardEvent(driver, self._free), driver.handle(stream)
+
+    def _taken(self) -> DriverEvent:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()

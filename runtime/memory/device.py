@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, wait_for_value
+from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, DriverCalls, wait_for_value
 from penstock.runtime.memory.card_events import CardEvent, CardEvents
 from penstock.runtime.memory.pieces import Segment
 
@@ -60,6 +60,15 @@ class CopyDevice(Protocol):
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
         """Queue host-to-device copies of ``segments`` of ``source`` to their places in ``into``, both uint8, on the copy stream. Needs no
         :meth:`copying`."""
+
+    def driver_calls(self) -> DriverCalls | None:
+        """By which other threads queue copies on the copy stream; None where only Python can."""
+
+    def in_one_piece(self, source: torch.Tensor) -> bool:
+        """Whether they may copy all of ``source`` as one."""
+
+    def event_ahead(self) -> tuple[Event, int]:
+        """A point in the copy stream that such a thread will record, and the driver's handle for it. Nothing is asked of it before."""
 
     def copy_event(self) -> Event:
         """The point in the copy stream after everything queued so far."""
@@ -154,13 +163,24 @@ class CudaDevice:
 
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
         bare, to, begin, borders = self._bare, into.data_ptr(), source.data_ptr(), self.borders
-        whole = bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
+        whole = self.in_one_piece(source)
         for s in segments:
             if whole:
                 bare(to + s.dst, begin + s.src, s.nbytes)
             else:
                 for at, nbytes in split_at(borders, begin + s.src, s.nbytes):
                     bare(to + s.dst + at, begin + s.src + at, nbytes)
+
+    def driver_calls(self) -> DriverCalls | None:
+        self.copies.query()  # makes the card's context the thread's own
+        return DriverCalls.of(self.copies.cuda_stream)
+
+    def in_one_piece(self, source: torch.Tensor) -> bool:
+        begin, borders = source.data_ptr(), self.borders
+        return bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
+
+    def event_ahead(self) -> tuple[CardEvent, int]:
+        return self.events.ahead(self.copies)
 
     def copy_event(self) -> CardEvent:
         return self.events.record(self.copies)

@@ -94,7 +94,7 @@ class SoundReads:
             self._sound[id(extents)] = extents
             expected = self._expected.pop(id(extents), None)
             words = self._scales.words(extents) if expected is None else expected[1]
-            return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into))) if words else done
+            return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into)), done.carry) if words else done
         new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen]
         if not new:
             return done
@@ -131,6 +131,7 @@ class UrgentSoundReads(SoundReads):
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
         self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
+        self.carrier = source.carrier
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""

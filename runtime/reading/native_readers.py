@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from penstock.planner.common.measures import ALIGN
+from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
 from penstock.runtime.reading.blocks import Block, Landing
 from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.known_runs import KnownRuns, Runs
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.native.readers_library import ENDED, LOOK_WORDS, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Ticket
@@ -67,11 +69,12 @@ class NativeInbox(Generic[K]):
         if self.readers.library.quick.inbox_put(self.address, number):
             raise MemoryError("no memory for a number")
 
-    def take(self, most_s: float) -> list[Heard[K]]:
-        if not self._held.value:  # to look there takes a tenth of a call
-            came = self._wait(self.address, self._numbers, MOST_HEARD, int(most_s / NS)) if most_s else 0
+    def take(self, most_s: float, least: int = 1) -> list[Heard[K]]:
+        held = self._held.value  # to look there takes a tenth of a call
+        if most_s and held < least:
+            came = self._wait(self.address, self._numbers, MOST_HEARD, int(most_s / NS), min(least, MOST_HEARD))
         else:
-            came = self._take(self.address, self._numbers, MOST_HEARD)
+            came = self._take(self.address, self._numbers, MOST_HEARD) if held else 0
         return [self._heard(number) for number in self._numbers[:came]]
 
     def _heard(self, number: int) -> Heard[K]:
@@ -118,7 +121,7 @@ class NativeReaders:
                 raise closed()
             found = [known(extents, nbytes, aligned) for extents in parts]
             for each, done in zip(found, dones, strict=True):
-                number, heard, looks, looked = next(self._numbers), 0, 0, 0
+                number, heard, looks, looked, carry = next(self._numbers), 0, 0, 0, 0
                 self._asked[number] = _Asked(done, None, into, address, name, each)
                 numbers.append(number)
                 if isinstance(done, Ticket) and isinstance(done.inbox, NativeInbox) and done.inbox.readers is self:
@@ -126,7 +129,9 @@ class NativeReaders:
                     if done.look is not None:
                         looks, size = done.look.words.buffer_info()
                         looked = size // LOOK_WORDS
-                words += (each.address, len(each.extents), number, heard, looks, looked)
+                    if done.carry is not None:
+                        carry, _ = done.carry.words.buffer_info()
+                words += (each.address, len(each.extents), number, heard, looks, looked, carry)
             if self._blocks.on_block is not None:
                 self._names |= dict.fromkeys(numbers, name)
             asked = array("q", words)
@@ -144,6 +149,9 @@ class NativeReaders:
     def inbox(self) -> Inbox[Any]:
         self._inboxes.append(NativeInbox(self))
         return self._inboxes[-1]
+
+    def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
+        return NativeCarrier(self.library, calls)
 
     def begun(self) -> None:
         """Nothing keeps a thread from what is urgent."""

@@ -11,10 +11,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from penstock.planner.common.measures import ALIGN
+from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
 from penstock.runtime.reading.blocks import Block, check_fits, cut, runs
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.pending import Done, Pending
 from penstock.runtime.reading.reads_inbox import Inbox, PlainInbox
 from penstock.runtime.reading.store_errors import cancelled, closed
@@ -75,6 +77,9 @@ class PythonReaders:
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """Extents are cut when they are read."""
+
+    def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
+        return None
 
     def inbox(self) -> Inbox[Any]:
         return PlainInbox()

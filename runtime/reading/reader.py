@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_down
+from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.block_reader import BlockReader, OnBlock, Preadv
 from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.native.readers_library import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.pending import Done
@@ -50,6 +52,9 @@ class UrgentReads(Reads, Protocol):
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """Each of ``parts`` will be read, as the same tuple, into aligned buffers of ``nbytes``. What can be done before is done now."""
+
+    def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
+        """Lets reading threads copy on what comes, by ``calls``, for a ``Ticket`` with a ``Carry``; None where they cannot."""
 
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
@@ -132,6 +137,10 @@ class ReadPool:
     def inbox(self) -> Inbox[Any]:
         """See :class:`UrgentReads`."""
         return self._readers.inbox()
+
+    def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
+        """See :class:`UrgentReads`."""
+        return self._readers.carrier(calls)
 
     def begun(self) -> None:
         """See :class:`UrgentReads`."""

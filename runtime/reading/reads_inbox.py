@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from penstock.runtime.reading.native.native_carrier import Carry
+
 K = TypeVar("K")
 Heard = tuple[K, BaseException | None]
 """What was read, and why it could not be."""
@@ -19,8 +21,8 @@ class Inbox(Protocol[K]):
     def put(self, key: K, error: BaseException | None = None) -> None:
         """``key`` is over."""
 
-    def take(self, most_s: float) -> list[Heard[K]]:
-        """What came, in order; waits for it for so many seconds at most. May come back early with nothing, as for a signal."""
+    def take(self, most_s: float, least: int = 1) -> list[Heard[K]]:
+        """What came, in order; waits for ``least`` of it for so many seconds at most. May come back early with less, as for a signal."""
 
 
 class Look(NamedTuple):
@@ -34,16 +36,18 @@ class Look(NamedTuple):
 
 class Ticket(Generic[K]):
     """The ``done`` of a read that comes into ``inbox`` as ``key`` when it is over: readers that know inboxes do that without Python. So
-    they ``look`` at what came; where that is no number, Python says so."""
+    they ``look`` at what came; where that is no number, Python says so. What is sound they ``carry`` on."""
 
-    __slots__ = ("inbox", "key", "look")
+    __slots__ = ("carry", "inbox", "key", "look")
 
-    def __init__(self, inbox: Inbox[K], key: K, look: Look | None = None):
-        self.inbox, self.key, self.look = inbox, key, look
+    def __init__(self, inbox: Inbox[K], key: K, look: Look | None = None, carry: Carry | None = None):
+        self.inbox, self.key, self.look, self.carry = inbox, key, look, carry
 
     def __call__(self, error: BaseException | None) -> None:
         if error is None and self.look is not None:
             error = self.look.refusal()
+        if error is None and self.carry is not None:
+            error = self.carry.refusal()
         self.inbox.put(self.key, error)
 
 
@@ -59,7 +63,7 @@ class PlainInbox(Generic[K]):
             self._heard.append((key, error))
             self._came.notify()
 
-    def take(self, most_s: float) -> list[Heard[K]]:
+    def take(self, most_s: float, least: int = 1) -> list[Heard[K]]:
         with self._came:
             if not self._heard and most_s:
                 self._came.wait(most_s)

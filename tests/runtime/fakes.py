@@ -107,6 +107,15 @@ class FakeDevice:
         for s in segments:
             self.copy(into[s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
 
+    def driver_calls(self) -> None:
+        """Only Python queues copies here."""
+
+    def in_one_piece(self, source: torch.Tensor) -> bool:
+        return True
+
+    def event_ahead(self) -> tuple[FakeEvent, int]:
+        raise NotImplementedError
+
     def copy_event(self) -> FakeEvent:
         return self._record("copies")
 

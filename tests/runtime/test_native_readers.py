@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry
+from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundReads
 from penstock.runtime.reading import block_reader, reader
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native import readers_library
@@ -31,6 +34,7 @@ from penstock.runtime.reading.python_readers import PythonReaders
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.reading.reads_inbox import Ticket
 from penstock.runtime.reading.store_errors import StoreError
+from penstock.runtime.store.scales import Scale
 from tests.cli import HANGS_S, ROOT
 
 pytestmark = pytest.mark.skipif(not readers_library.readers_file().exists(), reason="no compiler made the readers")
@@ -184,6 +188,57 @@ def test_urgent_reads_go_before_those_that_have_not_begun(content: tuple[Path, b
         held.go.set()
         assert last.wait(HANGS_S)
     assert read == ["usual", *["urgent"] * 3, *["usual"] * 2, "late"]
+
+
+def test_whoever_waits_for_several_reads_is_woken_when_all_have_come_or_by_a_word(content: tuple[Path, bytes]) -> None:
+    path, _ = content
+    with ReadPool(1, ALIGN) as pool:
+        inbox, woken = pool.inbox(), list[list[object]]()
+        for i in range(2):
+            pool.read([Extent(path, i * ALIGN, ALIGN, 0, True)], buffer(ALIGN), Ticket(inbox, i))
+        heard: list[object] = []
+        while len(heard) < 2:  # may come back early, as for a signal
+            heard += inbox.take(HANGS_S, 2 - len(heard))
+        assert heard == [(0, None), (1, None)]
+        waiter = threading.Thread(target=lambda: woken.append(inbox.take(HANGS_S, 3)))
+        begun = time.monotonic()
+        waiter.start()
+        inbox.put("a word")
+        waiter.join()
+        assert woken == [[("a word", None)]] and time.monotonic() - begun < HANGS_S
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e8m0fnu]),
+    block=st.sampled_from([0, 18, 34, 84, 210]), places=st.sets(st.integers(0, 14), min_size=1, max_size=2),
+    nbytes=st.integers(1, 5000), cut=st.integers(0, 300), odd=st.booleans(), seed=st.integers(0, 10**6), bad=st.booleans(),
+)  # fmt: skip
+def test_readers_refuse_the_numbers_that_python_refuses(
+    tmp_path_factory: pytest.TempPathFactory, dtype: torch.dtype, block: int, places: set[int], nbytes: int, cut: int, odd: bool, seed: int,
+    bad: bool,
+) -> None:  # fmt: skip
+    """Of any kind, cut anywhere, at any place of a buffer."""
+    draw = random.Random(seed)
+    path = tmp_path_factory.mktemp("scales") / "weights"
+    stored = bytearray(draw.choice(b"\x01\x22\x38\x3c\x40") for _ in range(nbytes + cut + 100))
+    if bad:
+        at = draw.randrange(len(stored) - 4)
+        stored[at : at + 4] = b"\xff" * 4
+    path.write_bytes(stored)
+    entry = TensorEntry(path, 50, len(stored) - 50, "U8", (1, 1))
+    scale = Scale("scales", entry, True, dtype, block, tuple(sorted(places)) if block else (0,))
+    extents = (Extent(path, 50 + cut, nbytes, 7 * odd + 3),)
+    into, heard = buffer(4 * ALIGN), list[tuple[object, BaseException | None]]()
+    with ReadPool(1, ALIGN) as pool:
+        reads, inbox = UrgentSoundReads(pool, ArrivingScales([scale])), pool.inbox()
+        reads.read_each([extents], into, [Ticket(inbox, "read")], "read", True)
+        while not heard:
+            heard += inbox.take(HANGS_S)
+    ((_, error),) = heard
+    at = extents[0].dest
+    assert (error is None) == scale.is_sound(into[at : at + nbytes], cut), error
+    assert error is None or "holds scales that are no numbers" in str(error)
 
 
 def test_closing_fails_what_waits_and_waits_for_what_runs(content: tuple[Path, bytes]) -> None:

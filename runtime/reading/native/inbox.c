@@ -55,24 +55,32 @@ void inbox_forget(struct inbox *inbox)
     pthread_mutex_unlock(&inbox->lock);
 }
 
-void inbox_push(struct inbox *inbox, int64_t number)
+static void push(struct inbox *inbox, int64_t number, int is_word)
 {
     pthread_mutex_lock(&inbox->lock);
     inbox->numbers[(inbox->first + inbox->held++) % inbox->room] = number;
     inbox->asked--;
     __atomic_add_fetch(&inbox->rung, 1, __ATOMIC_RELEASE);
-    int waiting = inbox->waiting != 0;
+    inbox->words += is_word;
+    int woken = inbox->waiting && (is_word || inbox->held >= inbox->least);
+    if (woken)
+        inbox->waiting = 0;
     pthread_mutex_unlock(&inbox->lock);
-    if (waiting)
+    if (woken)
         syscall(SYS_futex, &inbox->rung, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
-/* 0, or 1 without memory. */
+void inbox_push(struct inbox *inbox, int64_t number)
+{
+    push(inbox, number, 0);
+}
+
+/* Wakes whoever waits, for however many. 0, or 1 without memory. */
 int64_t inbox_put(struct inbox *inbox, int64_t number)
 {
     if (inbox_expect(inbox))
         return 1;
-    inbox_push(inbox, number);
+    push(inbox, number, 1);
     return 0;
 }
 
@@ -86,18 +94,22 @@ int64_t inbox_take(struct inbox *inbox, int64_t *numbers, int64_t most)
     if (taken)
         inbox->first = (inbox->first + taken) % inbox->room;
     inbox->held -= taken;
+    if (!inbox->held)
+        inbox->words = 0;
     pthread_mutex_unlock(&inbox->lock);
     return taken;
 }
 
-/* The same when one has come, or 0 after so many ns, or earlier for a signal, which is the caller's to handle. One caller at a time. */
-int64_t inbox_wait(struct inbox *inbox, int64_t *numbers, int64_t most, int64_t ns)
+/* The same when `least` have come, or as many as there are after so many ns, or earlier for a signal, which is the caller's to handle. One
+ * caller at a time. */
+int64_t inbox_wait(struct inbox *inbox, int64_t *numbers, int64_t most, int64_t ns, int64_t least)
 {
     struct timespec left = {ns / 1000000000, ns % 1000000000};
     pthread_mutex_lock(&inbox->lock);
     uint32_t rung = inbox->rung;
-    int empty = !inbox->held;
+    int empty = inbox->held < least && !inbox->words;
     inbox->waiting = 1;
+    inbox->least = least;
     pthread_mutex_unlock(&inbox->lock);
     if (empty)
         syscall(SYS_futex, &inbox->rung, FUTEX_WAIT_PRIVATE, rung, &left, NULL, 0);

@@ -9,7 +9,8 @@ struct inbox {
     int64_t held; /* the interpreter looks at it, too */
     pthread_mutex_t lock;
     int64_t *numbers, room, first, asked; /* asked: those that are still to come */
-    uint32_t rung, waiting;                     /* rung: changes with each number */
+    uint32_t rung, waiting; /* rung: changes with each number */
+    int64_t least, words;   /* numbers for which the one who waits is woken; of those held, the ones that wake at once */
 };
 
 /* 0 when there is room for one number more than there may be. Then inbox_push or inbox_forget comes. */

@@ -181,8 +181,10 @@ static int ended(struct readers *pool, struct request *request, int64_t left, in
     int sound = 1;
     if (left)
         return 0;
-    if (!request->failed && request->looked && request->inbox && enter(pool)) {
+    if (!request->failed && (request->looked || request->carry) && request->inbox && enter(pool)) {
         sound = all_numbers(request->looks, request->looked, request->into);
+        if (sound && request->carry)
+            sound = !carry_on(request->carry, request->into);
         leave(pool);
     }
     return over(request, sound, number);
@@ -211,7 +213,7 @@ static int await(struct readers *pool)
 
 /* Reads blocks as reader `me`, until the pool is closed and nothing is left (ENDED), or until told[0] is the number of a request that
  *     ODD   has a block to be looked at, in told[1..5] as struct block: readers_mended comes next
- *     OVER  is over, and has no inbox, or brought what is no number
+ *     OVER  is over, and has no inbox, brought what is no number, or was not carried on
  * or until facts should be heard (TOLD). */
 int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
 {

@@ -41,6 +41,7 @@ struct request *request_of(const struct asked *asked, char *into)
     request->inbox = asked->inbox;
     request->looks = asked->looks;
     request->looked = asked->looked;
+    request->carry = asked->carry;
     request->number = asked->number;
     request->count = asked->count;
     for (int64_t i = 0; i < asked->count; i++)

@@ -2,6 +2,7 @@
 #define REQUEST_H
 
 #include "block.h"
+#include "carry.h"
 #include "inbox.h"
 #include "look.h"
 
@@ -19,6 +20,7 @@ struct asked {
     struct inbox *inbox;
     const struct look *looks; /* at what comes, before the inbox gets the number */
     int64_t looked;           /* how many */
+    struct carry *carry;      /* what becomes of it then; NULL: nothing */
 };
 
 struct request {
@@ -28,6 +30,7 @@ struct request {
     struct inbox *inbox;         /* NULL: a reader returns with its number */
     const struct look *looks;
     int64_t looked;
+    struct carry *carry;
     int64_t number, count;       /* runs */
     int64_t run, step;           /* which block is the next */
     int64_t taken, left, blocks; /* left: blocks that are not over */

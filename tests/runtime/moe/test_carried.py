@@ -1,0 +1,180 @@
+"""Missed experts that the threads which read them copy on: the right bytes, in any order of copies and kernels, and nothing afterwards."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import LIKELY
+from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
+from penstock.planner.contract.experts.prefetch import Prefetch
+from penstock.runtime.experts.card_experts import CardExperts
+from penstock.runtime.memory.bare_copies import DriverCalls
+from penstock.runtime.reading.native.readers_library import readers_file
+from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
+from tests.runtime.moe.test_tiers import arrivals
+from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, card_tier, check, dram_tier, routings, uses
+from tests.runtime.test_native_readers import Held
+
+pytestmark = pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
+slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
+LEAST = fewest_slots(EXPERTS) + len(LAYERS)
+
+ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+CONTEXT, STREAM = 77, 88
+
+
+class CarryingDevice(FakeDevice):
+    """A device whose copies other threads queue by functions in C; ``refuses`` is what the next copies return."""
+
+    def __init__(self, choose: Callable[[Any], str] = lambda enabled: enabled[0]):
+        super().__init__(choose)
+        self.refuses = self.carried = 0
+        self.threads: set[str] = set()
+        self._ahead: dict[int, FakeEvent] = {}
+        self._calls = ENTER(self._enter), COPY(self._copy), RECORD(self._recorded)
+
+    def driver_calls(self) -> DriverCalls | None:
+        enter, copy, record = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, CONTEXT, copy, record, STREAM)
+
+    def event_ahead(self) -> tuple[FakeEvent, int]:
+        event, handle = FakeEvent(), len(self._ahead) + 1
+        self._ahead[handle] = event
+        return event, handle
+
+    def _enter(self, context: int) -> int:
+        self.threads.add(threading.current_thread().name)
+        return 0 if context == CONTEXT else 201
+
+    def _copy(self, to: int, source: int, nbytes: int, stream: int) -> int:
+        assert stream == STREAM
+        if not self.refuses:
+            self.carried += 1
+            self._queues["copies"].append(partial(ctypes.memmove, to, source, nbytes))
+        return self.refuses
+
+    def _recorded(self, event: int, stream: int) -> int:
+        self._queues["copies"].append(_Record(self._ahead[event]))
+        return 0
+
+
+def cache_of(vram: int, seed: int, prefetch: int = 0) -> ExpertCache:
+    return ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), None, FarWhims(seed + 1), Prefetch(prefetch, LIKELY))
+
+
+@settings(deadline=None, max_examples=40)
+@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), together=st.booleans())
+def test_kernels_find_what_readers_copied_in_any_order(
+    layouts: dict, vram: int, dram: int, seed: int, prefetch: int, together: bool
+) -> None:
+    """Kernels look at the bytes when they run. What waits for a kernel, or for a copy, is done in any order that streams allow."""
+    draw = random.Random(seed)
+    device, cache = CarryingDevice(lambda enabled: draw.choice(list(enabled))), cache_of(vram, seed, prefetch)
+    with dram_tier(layouts, dram, seed, cache, True) as below:
+        card = card_tier(layouts, vram, below, cache, device)
+        ran = []
+        for layer, routing in routings(seed, 12):
+            for expert, parameters in arrivals(card, layer, routing, together):
+                device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
+            for _ in range(draw.randint(0, 3)):
+                if device.enabled():
+                    device.advance(draw.choice(device.enabled()))
+                card.fetch_ahead()
+        while device.enabled():
+            device.advance(draw.choice(device.enabled()))
+        assert len(ran) == uses(seed, 12)
+        card.close()
+
+
+def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object], dict[str, int], int]:
+    """What the card gave and kept, visit by visit, what it counted, and the bytes that were booked."""
+    cache, given_ = cache_of(LEAST, seed), list[object]()
+    with dram_tier(layouts, LEAST, seed, cache, True) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        draw = np.random.default_rng(seed)
+        for k in range(30):
+            layer, routing = LAYERS[k % len(LAYERS)], Routing(draw.permutation(COUNT)[None, :2], prompt=False)
+            given_.append(sorted(expert for group in card.groups(layer, routing) for expert, _ in group))
+            card.catch_up()
+            given_.append(sorted(e for e in range(COUNT) if cache.keeps(layer, e)))
+            while device.enabled():
+                device.advance(device.enabled()[0])
+        card.settle()
+        counts = {name: value for name, value in vars(card.stats).items() if isinstance(value, int)}
+        return given_, counts, card._copies._booking._ledger.totals()["h2d"].bytes
+
+
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 10**6))
+def test_readers_copy_what_the_consumer_copied_and_the_card_decides_the_same(layouts: dict, seed: int) -> None:
+    device = CarryingDevice()
+    assert visited(layouts, device, seed) == visited(layouts, FakeDevice(), seed)
+    assert device.carried and all(name.startswith("ssd-") for name in device.threads), "of the readers"
+
+
+def missing(card: CardExperts, layer: int) -> Routing:
+    missed = next(e for e in range(COUNT) if not card._dram.here(layer, e) and card._cache.slot(layer, e) is None)
+    return Routing(np.array([[missed]]), prompt=False)
+
+
+def test_a_copy_that_the_driver_refuses_fails_the_visit_in_words(layouts: dict) -> None:
+    device, cache = CarryingDevice(), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST, 0, cache, True) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        device.refuses = 700
+        with pytest.raises(RuntimeError, match="CUDA error: to queue a copy of what was read returned 700"):
+            list(card.groups(1, missing(card, 1)))
+
+
+def test_the_host_is_woken_once_for_all_parts_of_a_visit(layouts: dict) -> None:
+    device, cache = CarryingDevice(), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST, 0, cache, True) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        routing, waits, take = missing(card, 1), list[int](), below._inbox.take
+        parts = below.parts(1, routing.experts[0])
+        held = Held(below._pool, parts[0][0].file)  # type: ignore[arg-type]
+
+        def taken(most_s: float, least: int = 1) -> list[Any]:
+            if most_s:
+                waits.append(least)
+                held.go.set()
+            return take(most_s, least)
+
+        below._inbox.take = taken  # type: ignore[method-assign]
+        (group,) = card.groups(1, routing)
+        assert waits[0] == len(parts) > 1 and len(waits) <= len(parts)
+        while device.enabled():
+            device.advance(device.enabled()[0])
+        check(1, *group[0])
+
+
+def test_nothing_is_copied_behind_the_cards_end(layouts: dict) -> None:
+    """Memory of the card may be somebody else's then: what is read still lands in DRAM."""
+    device, cache = CarryingDevice(), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST, 0, cache, True) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        before, routing = device.carried, missing(card, 1)
+        card.close()
+        below.visit(1, routing, routing.experts, card._carrying)
+        below.all_parts(1, routing.experts)
+        assert device.carried == before
+        _, buffer = below.place(1, routing.experts[0])
+        assert torch.count_nonzero(buffer) > ALIGN
