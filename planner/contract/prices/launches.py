@@ -70,6 +70,11 @@ class Operations:
     """Of an expert that such a layer misses: its slot, its copy, an event. They come before the copy; nothing hides them. There 27.3 copies
     a step took 1.0 ms more than their bytes over the link."""
 
+    asked: int = 30
+    """Of a layer that reads experts from the SSD, whose bytes nothing else overlaps: from its router's choice until the first read is asked
+    for, and from the last byte until the launch. Some 110 and 230 us on two shared cores of Zen 4 (`bench/visit_host.py`, experts of
+    13 MB: what is read has driven the interpreter out of the caches). No card has met it yet."""
+
     def dense(self, gpu: bool) -> int:
         return self.attention + self.mlp + self.marks * gpu
 
@@ -121,6 +126,12 @@ def copied_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> 
     if model.experts is None or not can_record(hardware, model) or not are_tabled(model, tokens):
         return 0.0
     return OPERATIONS.copied / OPERATIONS.dense(True) * hardware.layer_launch_s
+
+
+def asked_issue_s(hardware: HardwareProfile) -> float:
+    """Host seconds by which a layer that reads experts from the SSD takes longer than they are in transit; 0 without a card, where compute
+    goes on meanwhile."""
+    return OPERATIONS.asked / OPERATIONS.dense(True) * hardware.layer_launch_s if hardware.gpu else 0.0
 
 
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:

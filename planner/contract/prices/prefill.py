@@ -21,7 +21,7 @@ from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
 from penstock.planner.contract.prices.sizes import kv_layer_bytes
-from penstock.planner.contract.prices.stages import prefill_passes, table_is_far
+from penstock.planner.contract.prices.stages import late_read_s, prefill_passes, table_is_far
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Moved:
     """The same in a decode step."""
     expert_read: Price
     """One routed expert from the SSD."""
+    read_late_s: float
+    """A layer's visit that reads any takes so many seconds longer than they are in transit."""
     expert_copied: Price
     """One from DRAM to the card; nothing without one."""
     missed: Missed
@@ -99,6 +101,7 @@ class Moved:
             kv_h2d_bytes=outside,
             step_kv_h2d_bytes=outside - on_host * layer,
             expert_read=read,
+            read_late_s=late_read_s(hardware, model, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth),
             expert_copied=copied,
             missed=missed,
             streamed=streamed,

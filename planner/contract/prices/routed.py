@@ -41,6 +41,8 @@ class Routed:
 
     * **Many rows.** Visits that use nearly all experts know the next layer's: as many come ahead as in a prompt.
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
+    * **Late.** A layer that reads asks a drive that is idle, and the host is on the way to it and back: ``late_read_s``, once for all that
+      it reads. Of the reads the share 1 / sqrt(u) pays that.
     * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
       experts alone: the law stays linear in the decisions. The LM head hides behind nothing: it comes behind the last router, and the ring
       is full until then.
@@ -168,8 +170,9 @@ def behind_last(read: float) -> tuple[float, float]:
 class Fetched:
     """Experts that a decode step misses, and the seconds that each is in transit. Numbers for a plan, expressions in the program."""
 
-    read: Sequence[tuple[Amount, float]]
-    """From the SSD: (how many, seconds of one), for each way in which a step may read."""
+    read: Sequence[tuple[Amount, float, float]]
+    """From the SSD: (how many, seconds of one, seconds by which a layer that reads any takes longer), for each way in which a step may
+    read."""
     copied: Amount
     """To the card, those from the SSD among them."""
     copy_s: float
@@ -180,7 +183,7 @@ class Fetched:
 
     @property
     def from_dram(self) -> Amount:
-        return self.copied - sum(count for count, _ in self.read)
+        return self.copied - sum(count for count, *_ in self.read)
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
     ``compute``: of the whole step, ``step_s`` of it without looking embeddings up. An expert is copied piece by piece while it is read.
     """
     copy = routed.copy_s(fetched.copy_s) / unit_s
-    reads = [(count * routed.turns, routed.read_s(fetch_s) / unit_s) for count, fetch_s in fetched.read]
+    reads = [(count * routed.turns, (routed.read_s(fetch_s) + routed.apart * late_s) / unit_s) for count, fetch_s, late_s in fetched.read]
     from_dram = fetched.from_dram * routed.turns
     known = (1 - routed.waits) * from_dram * (fetched.copy_s * routed.link_alone / unit_s)
     read, beside = sum(count for count, _ in reads), routed.beside(streamed)
@@ -226,6 +229,6 @@ def routed_s(
     """Seconds of a decode step that its routers hold up; 0 for a dense model."""
     if model.experts is None:
         return 0.0
-    read = [(missed.dram, moved.expert_read.of(Resource.ssd))]
+    read = [(missed.dram, moved.expert_read.of(Resource.ssd), moved.read_late_s)]
     fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.waits)
     return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed, fetched))

@@ -14,7 +14,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import OPERATIONS, asked_issue_s, issue_s, pieces_issue_s, step_issue_s
 
 
 class Stage(StrEnum):
@@ -70,6 +70,26 @@ def ssd_gbps(hardware: HardwareProfile, block_bytes: int, queue_depth: int) -> f
     points = sorted((p.block_bytes, p.gbps) for p in hardware.ssd_read if p.queue_depth == depth)
     rate = Curve(tuple(points)).at(block_bytes) * min(1.0, queue_depth / depth, block_bytes / points[0][0])
     return min(rate, block_bytes * FIXED.ssd_reads_per_s / GB)
+
+
+def answer_s(hardware: HardwareProfile, block_bytes: int, queue_depth: int, nbytes: float = math.inf) -> float:
+    """Seconds by which reading ``nbytes`` takes longer than their share of a stream when nothing was in flight before:
+
+        block / rate of single reads - block / rate of queue_depth reads
+
+    0 where single reads were not measured."""
+    if not any(p.queue_depth == 1 for p in hardware.ssd_read):
+        return 0.0
+    alone, many = (ssd_gbps(hardware, block_bytes, depth) for depth in (1, queue_depth))
+    return min(block_bytes, nbytes) / GB * max(0.0, 1 / alone - 1 / many)
+
+
+def late_read_s(hardware: HardwareProfile, model: ModelSpec, block_bytes: int, queue_depth: int) -> float:
+    """Seconds by which a layer's visit of experts that the SSD has takes longer than these are in transit: the drive's answer, and the
+    host's way to it and back. Nobody can ask before the router has spoken."""
+    if model.experts is None:
+        return 0.0
+    return answer_s(hardware, block_bytes, queue_depth, model.experts.expert_bytes) + asked_issue_s(hardware)
 
 
 def h2d_gbps(gpu: Gpu, nbytes: float, chunk_bytes: int) -> float:

@@ -46,6 +46,8 @@ class SimulatedExperts:
         def tier(cache: ExpertCache, track: str, seconds: float, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
             return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
 
+        self._visit_late_ns, self._late_ns = ns(moved.read_late_s), 0
+        """By which a step's visit that reads takes longer, and what of it is to come."""
         self.computed_on_cpu = 0
         """Experts so far."""
         self._split = host_split(plan.hardware, plan.model, made, plan.decisions.batch)
@@ -100,6 +102,7 @@ class SimulatedExperts:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
         self._todo.extend((layer, e) for e in misses)
+        self._late_ns = 0 if routing.prompt or self._lanes.of[SSD].moving else self._visit_late_ns
         self.copied = 0 if self.card is None else len(hits) + len(misses) - len(self._on_cpu)
         self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
 
@@ -148,8 +151,9 @@ class SimulatedExperts:
     def go_on(self) -> bool:
         """Begin what can; whether that was anything."""
         did = False
-        while self._todo and self.dram.begin(self._todo[0], True, self._pieces):
+        while self._todo and self.dram.begin(self._todo[0], True, self._pieces, self._late_ns):
             self._todo.popleft()
+            self._late_ns = 0
             did = True
         if self.card is None:
             return self._look_ahead_in_dram() or did

@@ -22,6 +22,8 @@ class _Coming:
     left: int
     allowed: int
     demanded: bool
+    late_ns: int = 0
+    """By which the next piece takes longer."""
     submitted: int = 0
     under_way: int = 0
     dropped: bool = False
@@ -73,12 +75,12 @@ class SimulatedTier:
     def here(self, key: Key) -> bool:
         return self.cache.slot(*key) is not None and key not in self.coming
 
-    def begin(self, key: Key, demanded: bool, allowed: int) -> bool:
-        """Let ``key`` come, ``allowed`` pieces of it at first; False while no slot is free."""
+    def begin(self, key: Key, demanded: bool, allowed: int, late_ns: int = 0) -> bool:
+        """Let ``key`` come, ``allowed`` pieces of it at first, the first one ``late_ns`` later; False while no slot is free."""
         slot = self.cache.take(*key)
         if slot is None:
             return False
-        coming = self.coming[key] = _Coming(key, slot, self.pieces, allowed, demanded)
+        coming = self.coming[key] = _Coming(key, slot, self.pieces, allowed, demanded, late_ns)
         if not demanded:
             self.ahead.add(key)
             self.counts.ahead += 1
@@ -101,7 +103,8 @@ class SimulatedTier:
             coming.under_way += 1
             layer, expert = coming.key
             work = Work(("expert", layer, expert), f"expert.{layer}.{expert}", self._piece_bytes, partial(self._landed, coming))
-            self._lanes.add(self._track, work, self._piece_ns)
+            late_ns, coming.late_ns = coming.late_ns, 0
+            self._lanes.add(self._track, work, self._piece_ns + late_ns)
 
     def _landed(self, coming: _Coming) -> None:
         coming.under_way -= 1

@@ -15,7 +15,7 @@ from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.routed import Fetched, Routed, Streamed, held_up
-from penstock.planner.contract.prices.stages import expert_copy_s
+from penstock.planner.contract.prices.stages import expert_copy_s, late_read_s
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes
 from penstock.planner.solver.terms.problem import Problem
@@ -51,6 +51,7 @@ class ExpertTerms:
         self._fetched: dict[Visit, tuple[list[pulp.LpVariable], pulp.LpVariable | int]] = {}
         self._ssd_bits, choices = ssd
         self._read_t = [self.experts.expert_bytes / GB / c.gbps * ticks_per_s for c in choices]
+        self._late_s = [late_read_s(problem.hardware, problem.model, c.block_bytes, c.queue_depth) for c in choices]
         self._copy_t, self._tick_s = 0.0, 1 / ticks_per_s
         self._vram_more: pulp.LpVariable | int = 0
         all_vram: pulp.LpVariable | int = 0
@@ -128,7 +129,7 @@ class ExpertTerms:
             return
         p, tick_s = self._problem, self._tick_s
         read, copied = self._missed(p.batch)
-        reads = [(n, t * tick_s) for n, t in zip(read, self._read_t, strict=True)]
+        reads = [(n, t * tick_s, late_s) for n, t, late_s in zip(read, self._read_t, self._late_s, strict=True)]
         copy_s = self._copy_t * tick_s
         fetched = Fetched(reads, copied, copy_s, self.read, self._missed_price.waits if p.hardware.gpu else (0.0,))
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
