@@ -9,7 +9,8 @@
 `real`: the models of `bench/train_python.py` on files that they were not trained on. Each drafter is held against plain streaming with the
 same VRAM: what a run takes beside weights, and 30 % of these, for the copy in 4 bits 50 %. `continuation` has the head of a file as its
 prompt; `edit` the file with one name changed, and then its head as it was. Before each comparison one run with `calibrate=true` over other
-files of the kind tells the plan how many drafts are kept. Texts in which eight tokens repeat more than three times are counted, and left out.
+files of the kind tells the plan how many drafts are kept. Texts in which eight tokens repeat more than three times are left out, and
+counted.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from penstock.runtime.store.decoder import decoder_layers
 
 
 class StepRecording:
-    """Of ``fed``, whose routed ``experts`` come when they are chosen. ``begin_pass`` tells all parts of an engine of a pass. ``far_layers``:
-    those whose KV lies outside the device. Steps are recorded only where ``paged`` attention has a kernel."""
+    """Of ``fed``, whose routed ``experts`` come when they are chosen. ``begin_pass`` tells all parts of an engine of a pass.
+    ``far_layers``: those whose KV lies outside the device. Steps are recorded only where ``paged`` attention has a kernel."""
 
     def __init__(
         self,

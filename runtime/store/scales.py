@@ -35,11 +35,11 @@ _HALVES: Mapping[str, tuple[int, ...]] = MappingProxyType({"Q8_0": (0,), "Q4_0":
 
 
 class Numbers(NamedTuple):
-    """``count`` of ``size`` bytes in a buffer, the first at ``at``, each ``step`` bytes behind the one before. Of what is no number all of
+    """``many`` of ``size`` bytes in a buffer, the first at ``at``, each ``step`` bytes behind the one before. Of what is no number all of
     ``bits`` are set."""
 
     at: int
-    count: int
+    many: int
     step: int
     size: int
     bits: int

@@ -135,11 +135,13 @@ def test_a_simulation_has_the_cpu_compute_the_same_experts(
     random_mixtral: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dram: int
 ) -> None:
     """By the run's own routings: as many hits and misses in both tiers, as many experts on the CPU. Whoever looks finds reads over, as on
-    an idle machine: which of two comes first, and whether one that is dropped has come, changes what the next one finds."""
-    for name in ("visit", "judge", "next_parts", "arrived", "release"):
+    an idle machine whose host takes no time: which of two comes first, and whether one that is dropped has come, changes what the next one
+    finds."""
+    for name in ("visit", "judge", "next_parts", "all_parts", "arrived", "release"):
         monkeypatch.setattr(DramExperts, name, behind_reads(getattr(DramExperts, name)))
     work = workload(prompt_tokens=1, new_tokens=24)
-    plan = replace(plan_of(random_mixtral, 1, dram=dram), workload=work)
+    plan = plan_of(random_mixtral, 1, dram=dram)
+    plan = replace(plan, workload=work, hardware=replace(plan.hardware, layer_launch_s=0.0))
     path = tmp_path / "routed.jsonl"
     with opened(plan, random_mixtral, HostCopier(), record=path) as session:
         batch = Batch(prompts=[[5]], max_new_tokens=24, chunk_tokens=1 << 20)

@@ -109,7 +109,7 @@ def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object],
         draw = np.random.default_rng(seed)
         for k in range(30):
             layer, routing = LAYERS[k % len(LAYERS)], Routing(draw.permutation(COUNT)[None, :2], prompt=False)
-            given_.append(sorted(expert for group in card.groups(layer, routing) for expert, _ in group))
+            given_.append(sorted(expert for group in card.groups(layer, routing) for expert, _ in group.arrived))
             card.catch_up()
             given_.append(sorted(e for e in range(COUNT) if cache.keeps(layer, e)))
             while device.enabled():
@@ -162,7 +162,7 @@ def test_the_host_is_woken_once_for_all_parts_of_a_visit(layouts: dict) -> None:
         assert waits[0] == len(parts) > 1 and len(waits) <= len(parts)
         while device.enabled():
             device.advance(device.enabled()[0])
-        check(1, *group[0])
+        check(1, *group.arrived[0])
 
 
 def test_nothing_is_copied_behind_the_cards_end(layouts: dict) -> None:
