@@ -22,6 +22,8 @@ from penstock.runtime.serve.front.sse import AT_ONCE, as_json
 
 HEADER_BYTES = 65536
 """Of a request's line and headers together."""
+_READS = "_read_ready_cb"
+"""Of asyncio's transports over selectors; None in them before there is a protocol."""
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -119,6 +121,7 @@ class Connection(H11Protocol):
         self._forget_reading()
         super().connection_lost(exc)
         self.app = self._app
+        _release(self.transport)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -173,6 +176,14 @@ class Connection(H11Protocol):
         if self._reading_due is not None:
             self._reading_due.cancel()
             self._reading_due = None
+
+
+def _release(transport: asyncio.BaseTransport) -> None:
+    """Cut the circle in which asyncio's transport, closed, still names its own method that reads. Until Python finds it each connection's
+    objects would live on, scattered over memory that cannot be given back."""
+    known = getattr(transport, "__dict__", {})
+    if _READS in known:
+        known[_READS] = None
 
 
 class Listening(uvicorn.Server):
