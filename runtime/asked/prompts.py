@@ -52,6 +52,47 @@ def _decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int], special: bool) 
     return str(tokenizer.decode(ids, skip_special_tokens=not special))
 
 
+class LongText(Exception):
+    """A text has more tokens than it may have: so many ``tokens``."""
+
+    def __init__(self, tokens: int):
+        super().__init__(f"{tokens} tokens")
+        self.tokens = tokens
+
+
+def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool, most: int | None = None) -> list[int]:
+    """Ids of ``text``, with what the tokenizer puts around a text where ``special``. LongText where they are more than ``most``.
+
+    A text of more characters than that is counted before its ids are Python's: 32 bytes each, among what others keep, so that memory which
+    they shared is not given back for long.
+    """
+    if most is not None and len(text) > most and _asks_library_alone(tokenizer):
+        # of a list, as transformers asks: for one text alone the library keeps the interpreter, and no token is sent meanwhile
+        (encoding,) = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=special)
+        if (tokens := len(encoding)) > most:
+            del encoding  # of 100 bytes a character, which would live as long as the error that passed it
+            raise LongText(tokens)
+        return list(encoding.ids)
+    ids = list(tokenizer(text, add_special_tokens=special)["input_ids"])
+    if most is not None and len(ids) > most:
+        raise LongText(len(ids))
+    return ids
+
+
+def _asks_library_alone(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether reading a text is the tokenizers library's work and nothing else's."""
+    kind = type(tokenizer)
+    own = kind.__call__ is PreTrainedTokenizerBase.__call__ and getattr(kind, "_encode_plus", None) is TokenizersBackend._encode_plus
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return (
+        own
+        and backend is not None
+        and backend.truncation is None
+        and backend.padding is None
+        and backend.encode_special_tokens == tokenizer.split_special_tokens
+    )
+
+
 def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
     """Tokenizer and stop tokens of a checkpoint directory, the latter from config.json where there is no generation_config.json."""
     path, directory = directory, files_beside(directory)

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from penstock.runtime.asked.prompts import text_ids
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
 
 _BEGINS, _ENDS = "\ufdd0", "\ufdd1"
@@ -44,17 +45,18 @@ class ControlTokens:
         """``marked`` without the marks."""
         return marked.replace(_BEGINS, "").replace(_ENDS, "")
 
-    def ids(self, marked: str) -> tuple[int, ...]:
-        """Token ids of a rendered prompt. What is marked is cut in two, and each part is read alone, so no control token comes of it."""
+    def ids(self, marked: str, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a rendered prompt. What is marked is cut in two, and each part is read alone, so no control token comes of it.
+        LongText where a part has more than ``most`` tokens."""
         first, *others = self._parts(marked)
-        ids = self._encoded(first)
+        ids = self._encoded(first, most)
         for part in others:
-            ids += self._within(part)
+            ids += self._within(part, most)
         return tuple(ids)
 
-    def plain_ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of a client's ``text``, in which nothing is a control token."""
-        return self.ids(self.mark(text))
+    def plain_ids(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """Token ids of a client's ``text``, in which nothing is a control token. LongText as :meth:`ids`."""
+        return self.ids(self.mark(text), most)
 
     def _parts(self, marked: str) -> list[str]:
         parts, at = [""], 0
@@ -76,10 +78,10 @@ class ControlTokens:
             f"the text holds {token!r}, which this model's tokenizer reads as a control token however it is cut; leave it out"
         )
 
-    def _encoded(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    def _encoded(self, text: str, most: int | None = None) -> list[int]:
+        return text_ids(self._tokenizer, text, False, most) if text else []
 
-    def _within(self, text: str) -> list[int]:
+    def _within(self, text: str, most: int | None) -> list[int]:
         """As it is read inside a text: SentencePiece begins a text with a space that is not there."""
-        ids = self._encoded("\n" + text)
-        return ids[len(self._newline) :] if ids[: len(self._newline)] == self._newline else self._encoded(text)
+        ids = self._encoded("\n" + text, most if most is None else most + len(self._newline))
+        return ids[len(self._newline) :] if ids[: len(self._newline)] == self._newline else self._encoded(text, most)

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_parsing import ResponseParser
 
-from penstock.runtime.asked.prompts import Vocabulary
+from penstock.runtime.asked.prompts import Vocabulary, text_ids
 from penstock.runtime.asked.reasoning import HARMONY, find_reasoning
 from penstock.runtime.serve.dialects.call_formats import BARE, CallFormat, find_calls
 from penstock.runtime.serve.dialects.control_tokens import ControlTokens
@@ -78,16 +78,17 @@ class Talk:
         """Whether the template has ``word``, such as the name of an option or of a role."""
         return re.search(rf"\b{re.escape(word)}\b", self._template) is not None
 
-    def plain_ids(self, text: str) -> tuple[int, ...]:
-        """A client's ``text`` as token ids, with what the tokenizer puts before a text; special tokens in it stay text."""
+    def plain_ids(self, text: str, most: int | None = None) -> tuple[int, ...]:
+        """A client's ``text`` as token ids, with what the tokenizer puts before a text; special tokens in it stay text. LongText where it
+        is known at once that they are more than ``most``."""
         tokenizer = self._have()
-        before = tuple(tokenizer("", add_special_tokens=True)["input_ids"])
-        whole = tuple(tokenizer(text, add_special_tokens=True)["input_ids"])
-        return whole if self._control.mark(text) == text else before + self._control.plain_ids(text)
+        if self._control.mark(text) == text:
+            return tuple(text_ids(tokenizer, text, True, most))
+        return tuple(text_ids(tokenizer, "", True)) + self._control.plain_ids(text, most)
 
-    def prepare(self, asked: TalkAsked) -> Prepared:
+    def prepare(self, asked: TalkAsked, most: int | None = None) -> Prepared:
         """WrongRequest for a conversation that the template refuses, a schema that cannot be kept to, calls that the model has no way to
-        write."""
+        write. LongText as :meth:`plain_ids`."""
         tokenizer = self._have()
         if not self._template:
             raise WrongRequest("this model has no chat template; ask /v1/completions with the text as it is", "messages")
@@ -109,7 +110,7 @@ class Talk:
             parser = None if own is None else ResponseParser(dict(own), prefix=prompt if reasoned_here else "", tools=said)
             return ReplyReader(splitter, parser, several=asked.parallel)
 
-        return Prepared(self._control.ids(marked), grammar, self._decode(own), reader)
+        return Prepared(self._control.ids(marked, most), grammar, self._decode(own), reader)
 
     def _have(self) -> PreTrainedTokenizerBase:
         if self._tokenizer is None:

@@ -70,6 +70,20 @@ class Front:
         """Of a prompt and its reply together."""
         return self.info.capacity_tokens
 
+    @property
+    def most_prompt_tokens(self) -> int:
+        """Of a prompt. ApiError 503 as ``info``."""
+        return min(self.capacity_tokens, self.limits.prompt_tokens or self.capacity_tokens)
+
+    def too_long(self, tokens: int, asked: int = 1) -> ApiError:
+        """Of a prompt of so many ``tokens``, behind which ``asked`` are wanted."""
+        own = self.limits.prompt_tokens
+        if own is not None and tokens > own:
+            return wrong("prompt", f"a prompt of {tokens} tokens; this server takes {own} at most", "context_length_exceeded")
+        message = f"This model's maximum context length is {self.capacity_tokens} tokens; the prompt has {tokens} and {max(asked, 1)}"
+        message += " were asked for. Shorten the prompt, or ask for fewer tokens."
+        return ApiError(400, message, param="messages", code="context_length_exceeded")
+
     def check_model(self, name: str) -> None:
         """ApiError 404 for a model that is not served."""
         if name != self.model:
@@ -117,14 +131,11 @@ class Front:
         if wanted.n > limits.choices:
             raise wrong("n", f"{wanted.n} replies; this server gives {limits.choices} at most")
         if limits.prompt_tokens is not None and size > limits.prompt_tokens:
-            message = f"a prompt of {size} tokens; this server takes {limits.prompt_tokens} at most"
-            raise wrong("prompt", message, "context_length_exceeded")
+            raise self.too_long(size)
         limit = capacity - size if limits.new_tokens is None else min(limits.new_tokens, capacity - size)
         asked = limit if wanted.new_tokens is None else wanted.new_tokens
         if size + asked > capacity or (wanted.new_tokens is None and limit < 1):
-            message = f"This model's maximum context length is {capacity} tokens; the prompt has {size} and {max(asked, 1)} were asked for."
-            message += " Shorten the prompt, or ask for fewer tokens."
-            raise ApiError(400, message, param="messages", code="context_length_exceeded")
+            raise self.too_long(size, asked)
         if limits.new_tokens is not None and asked > limits.new_tokens:
             raise wrong("max_tokens", f"{asked} tokens; this server gives {limits.new_tokens} at most")
         return asked

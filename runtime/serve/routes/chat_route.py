@@ -58,7 +58,8 @@ def router(front: Front) -> APIRouter:
         if body.store:
             raise wrong("store", "this server keeps nothing between requests; leave it out", "unsupported_parameter")
         limit, likeliest, stops, sampled = body.limit(), body.likeliest(), body.stops(), body.sampled(front)
-        prepared = await front.beside(lambda: front.talk.prepare(chat_asked(body, front.talk)))
+        longest = front.most_prompt_tokens
+        prepared = await front.beside(lambda: front.talk.prepare(chat_asked(body, front.talk), longest))
         wanted = Wanted(
             prompt=prepared.prompt,
             new_tokens=limit,

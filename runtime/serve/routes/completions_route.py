@@ -95,9 +95,9 @@ async def _prompts(front: Front, body: CompletionBody) -> list[tuple[int, ...]]:
     if len(several) > most:
         raise wrong("prompt", f"{len(several)} prompts at once; this server takes {most}")
     if isinstance(several[0], str):
-        texts, read = several, front.talk.plain_ids
+        texts, read, longest = several, front.talk.plain_ids, front.most_prompt_tokens
         long = sum(map(len, texts)) > LONG_TEXT
-        return await front.beside(lambda: [read(text) for text in texts]) if long else [read(text) for text in texts]
+        return await front.beside(lambda: [read(text, longest) for text in texts]) if long else [read(text, longest) for text in texts]
     return [_known(one, front.info.vocab) for one in several]
 
 

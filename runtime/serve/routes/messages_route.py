@@ -22,14 +22,14 @@ def router(front: Front) -> APIRouter:
     """The routes, for one server."""
     routes = APIRouter()
 
-    async def prepared_of(body: AnthropicTalk) -> Prepared:
+    async def prepared_of(body: AnthropicTalk, most: int | None) -> Prepared:
         front.check_model(body.model)
-        return await front.beside(lambda: front.talk.prepare(anthropic_asked(body, front.talk)))
+        return await front.beside(lambda: front.talk.prepare(anthropic_asked(body, front.talk), most))
 
     @routes.post("/v1/messages")
     async def messages(body: AnthropicBody, request: Request) -> Response:
         """Answer a conversation."""
-        prepared = await prepared_of(body)
+        prepared = await prepared_of(body, front.most_prompt_tokens)
         # Anthropic's replies end where the context does, and say so; they are not refused beforehand.
         room = front.capacity_tokens - len(prepared.prompt)
         limit = min(body.max_tokens, room) if room > 0 else body.max_tokens
@@ -53,7 +53,7 @@ def router(front: Front) -> APIRouter:
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: AnthropicTalk) -> dict[str, int]:
         """How many tokens the conversation is as a prompt."""
-        return {"input_tokens": len((await prepared_of(body)).prompt)}
+        return {"input_tokens": len((await prepared_of(body, None)).prompt)}
 
     return routes
 

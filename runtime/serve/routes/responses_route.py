@@ -35,7 +35,8 @@ def router(front: Front) -> APIRouter:
         if (body.n or 1) > 1:
             raise wrong("n", f"{body.n} replies; a response has one")
         sampled, stops = body.sampled(front), body.stops()
-        prepared = await front.beside(lambda: front.talk.prepare(responses_asked(body, front.talk)))
+        longest = front.most_prompt_tokens
+        prepared = await front.beside(lambda: front.talk.prepare(responses_asked(body, front.talk), longest))
         wanted = Wanted(
             prompt=prepared.prompt,
             new_tokens=body.max_output_tokens,

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from penstock.runtime.asked.prompts import LongText
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
 from penstock.runtime.serve.front.api_errors import ApiError, fault
 from penstock.runtime.serve.front.front_desk import Front
@@ -43,6 +44,10 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
         assert isinstance(error, WrongRequest)
         return error_response(request.url.path, ApiError(400, error.message, param=error.param, code=error.code))
 
+    async def of_length(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LongText)
+        return error_response(request.url.path, front.too_long(error.tokens))
+
     async def of_path(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         words = {404: "no such path; see /openapi.json", 405: f"{request.method} is not for this path; see /openapi.json"}
@@ -53,7 +58,10 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
     async def of_fault(request: Request, error: Exception) -> Response:
         return error_response(request.url.path, fault())
 
-    handlers = {Exception: of_fault, ApiError: of_api, RequestValidationError: of_body, WrongRequest: of_dialect, HTTPException: of_path}
+    handlers = {
+        Exception: of_fault, ApiError: of_api, RequestValidationError: of_body, WrongRequest: of_dialect, LongText: of_length,
+        HTTPException: of_path,
+    }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
     guarded: ASGIApp = Guard(app, front, local_only, tell)

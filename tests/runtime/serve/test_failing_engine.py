@@ -97,7 +97,7 @@ def test_a_fault_is_a_500_and_neither_it_nor_the_log_holds_the_request(monkeypat
     told: list[str] = []
 
     async def ask(client: httpx.AsyncClient) -> Any:
-        def broken(text: str) -> tuple[int, ...]:
+        def broken(text: str, most: int) -> tuple[int, ...]:
             raise RuntimeError(text)
 
         monkeypatch.setattr(client.front.talk, "plain_ids", broken)  # type: ignore[attr-defined]

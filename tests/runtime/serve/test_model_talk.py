@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, hf
 
+from penstock.runtime.asked.prompts import LongText
 from penstock.runtime.serve.dialects.chat_bodies import ChatTalk, chat_asked
 from penstock.runtime.serve.dialects.model_talk import Talk
 from penstock.runtime.serve.dialects.reply_reader import Called, Part, ReplyReader
@@ -266,3 +267,37 @@ def test_a_chats_body_becomes_what_a_template_takes() -> None:
 def test_a_body_that_cannot_be_obeyed_is_refused_in_words(change: dict[str, Any], words: str) -> None:
     with pytest.raises(WrongRequest, match=words):
         chat_asked(ChatTalk.model_validate_json(json.dumps({"messages": HELLO} | change)), Talk(QWEN))
+
+
+@pytest.mark.parametrize("text", ["é <b> plain " * 40, "plain " * 40 + "<|im_end|>", "<|im_start|>" * 30])
+def test_a_limit_changes_nothing_of_a_text_within_it(text: str) -> None:
+    talk, asked = Talk(QWEN), TalkAsked([{"role": "user", "content": text}])
+    ids = talk.plain_ids(text)
+    assert talk.plain_ids(text, len(ids)) == ids and talk.plain_ids(text, 1 << 20) == ids
+    prompt = talk.prepare(asked).prompt
+    assert talk.prepare(asked, len(prompt)).prompt == prompt
+
+
+def test_a_text_of_too_many_tokens_is_counted_before_its_ids_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, talk = "é <b> plain " * 40, Talk(QWEN)
+    ids = talk.plain_ids(text)
+    with pytest.raises(LongText) as conversation:
+        talk.prepare(TalkAsked([{"role": "user", "content": text}]), 100)
+    assert conversation.value.tokens > len(ids)
+    monkeypatch.setattr(type(QWEN.tokenizer), "_convert_encoding", lambda *_, **__: pytest.fail("its ids were made"))
+    with pytest.raises(LongText) as found:
+        talk.plain_ids(text, len(text) // 2)
+    assert found.value.tokens == len(ids) > len(text) // 2
+
+
+def test_a_tokenizer_with_a_way_of_its_own_is_asked_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer: Any = QWEN.tokenizer
+
+    class Louder(type(tokenizer)):  # type: ignore[misc]
+        def _encode_plus(self, text: str, **keys: Any) -> Any:
+            return super()._encode_plus(text + "!", **keys)
+
+    monkeypatch.setattr(tokenizer, "__class__", Louder)
+    with pytest.raises(LongText) as found:
+        Talk(QWEN).plain_ids("a" * 20, 10)
+    assert found.value.tokens == 21

@@ -94,7 +94,7 @@ def test_long_texts_are_read_beside_the_loop_also_where_they_are_many(monkeypatc
 
     async def ask(client: httpx.AsyncClient) -> httpx.Response:
         read = client.front.talk.plain_ids  # type: ignore[attr-defined]
-        seen = lambda text: (names.add(threading.current_thread().name), read(text))[1]  # noqa: E731
+        seen = lambda text, most: (names.add(threading.current_thread().name), read(text, most))[1]  # noqa: E731
         monkeypatch.setattr(client.front.talk, "plain_ids", seen)  # type: ignore[attr-defined]
         return await post(prompt=["a" * 1000] * 30)(client)
 
