@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import socket
 from collections.abc import Callable
@@ -50,8 +49,6 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
         vocabulary = await asyncio.to_thread(read)
         from penstock.runtime.serve.routes.serving import serve_on
 
-        gc.collect()
-        gc.freeze()  # what a start made lives as long as the process: no token waits while it is searched
         return await serve_on(sock, served, vocabulary, keys, supervisor)
     except BaseException:
         supervisor.kill()

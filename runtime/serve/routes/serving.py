@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from typing import Any
 
@@ -24,6 +25,8 @@ async def serve_on(sock: socket.socket, served: Served, vocabulary: Vocabulary, 
     app = serve_app(front, served.local_only, served.origins, tell)
     server = Listening(app, door, lambda: supervisor.drain(served.drain_s), supervisor.kill, served.drain_s)
     supervisor.started().add_done_callback(lambda _: server.leave())
+    gc.collect()
+    gc.freeze()  # what a start made, routes and models of bodies too, lives as long as the process: no token waits while it is searched
     try:
         await server.serve([sock])
     finally:
