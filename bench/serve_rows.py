@@ -67,9 +67,9 @@ class StepRows:
         server, name = self.rig.server(self.rig.path)
         most = max(self.counts)
         passes = ceil(most * self.rig.prompt / (limits.pass_tokens - limits.rows)) + (steps + JOINING) * len(self.counts)
-        new = min(passes, limits.pages // most * limits.page_tokens - self.rig.prompt)  # pages of a whole reply are set aside
+        new = max(1, limits.pages // most * limits.page_tokens - self.rig.prompt)  # all that is set aside for a row; it goes before its end
         self.rig.say(f"{most} rows join", passes * prices.decode_s(most, self.rig.prompt))
-        bodies = self.rig.bodies(name, most, max(1, new), seed="rows")
+        bodies = self.rig.bodies(name, most, new, seed="rows")
         try:
             stairs = asyncio.run(climb(server.address, COMPLETIONS, bodies, self.counts, steps))
         except LeftEarly as error:

@@ -75,13 +75,14 @@ class Front:
         """Of a prompt. ApiError 503 as ``info``."""
         return min(self.capacity_tokens, self.limits.prompt_tokens or self.capacity_tokens)
 
-    def too_long(self, tokens: int, asked: int = 1) -> ApiError:
-        """Of a prompt of so many ``tokens``, behind which ``asked`` are wanted."""
+    def too_long(self, tokens: int, asked: int | None = None) -> ApiError:
+        """Of a prompt of so many ``tokens``, behind which ``asked`` are wanted; None: it is too long whatever is."""
         own = self.limits.prompt_tokens
         if own is not None and tokens > own:
             return wrong("prompt", f"a prompt of {tokens} tokens; this server takes {own} at most", "context_length_exceeded")
-        message = f"This model's maximum context length is {self.capacity_tokens} tokens; the prompt has {tokens} and {max(asked, 1)}"
-        message += " were asked for. Shorten the prompt, or ask for fewer tokens."
+        message = f"This model's maximum context length is {self.capacity_tokens} tokens; the prompt has {tokens}"
+        message += "." if asked is None else f" and {max(asked, 1)} were asked for."
+        message += " Shorten the prompt." if asked is None else " Shorten the prompt, or ask for fewer tokens."
         return ApiError(400, message, param="messages", code="context_length_exceeded")
 
     def check_model(self, name: str) -> None:

@@ -102,6 +102,23 @@ def test_long_texts_are_read_beside_the_loop_also_where_they_are_many(monkeypatc
     assert len(names) == 1 and next(iter(names)).startswith("texts")
 
 
+@pytest.mark.parametrize("path, body", [
+    ("/v1/completions", {"prompt": "a" * 4000}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 4000}]}),
+    ("/v1/responses", {"input": "a" * 4000}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a" * 4000}], "max_tokens": 4}),
+])  # fmt: skip
+def test_a_text_that_is_too_long_is_refused_with_its_tokens_whatever_asks(path: str, body: dict[str, Any]) -> None:
+    response = play(Script(), post(path, **body))
+    message = response.json()["error"]["message"]
+    assert response.status_code == 400 and f"maximum context length is {CAPACITY} tokens; the prompt has 4" in message, message
+    assert message.endswith(". Shorten the prompt.")
+    own = play(Script(), post(path, **body), limits=FrontLimits(prompt_tokens=100))
+    assert own.status_code == 400 and "this server takes 100 at most" in own.json()["error"]["message"]
+    short = play(Script(), post("/v1/completions", prompt="a" * (CAPACITY - 2), max_tokens=9))
+    assert "the prompt has 510 and 9 were asked for" in short.json()["error"]["message"]
+
+
 def test_another_model_and_another_path_are_404() -> None:
     for ask in (post(model="gpt-4", prompt="a"), post("/v1/embeddings")):
         response = play(Script(), ask)
