@@ -340,6 +340,7 @@ class CardExperts:
 
     def _let_go(self, layer: int, here: Sequence[int], came: Sequence[int]) -> None:
         """Of these, what is not to stay."""
+        self._carried.settle()
         for slot in self._cache.settle_all(layer, (*here, *came)):
             self._cache.give_back(slot)
         self.fetch_ahead()

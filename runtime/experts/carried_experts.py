@@ -12,6 +12,7 @@ import torch
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_copies import ExpertCopies
 from penstock.runtime.experts.expert_fetch import CarriedPart, Key
+from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment, within
 from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
@@ -38,6 +39,7 @@ class CarriedExperts:
         self._words: dict[tuple[Key, int], tuple[array[int], int]] = {}
         """The same as a carrier takes them, and their bytes."""
         self._begun: dict[int, Carried] = {}
+        self._came: list[tuple[Key, Carried, Event]] = []
 
     @property
     def possible(self) -> bool:
@@ -78,9 +80,16 @@ class CarriedExperts:
         return begun
 
     def all_came(self, layer: int, expert: int, carried: Carried) -> None:
-        """Readers have queued all copies of ``expert``."""
-        over = self._copies.carried((layer, expert), carried.slot, carried.parts)
-        self._dram.read_until((carried.dram_slot,), partial(self._device.host_waits, over))
+        """Readers have queued all copies of ``expert``. Call :meth:`settle` before its slot in DRAM is given back."""
+        self._came.append(((layer, expert), carried, self._copies.carried(carried.slot, carried.parts)))
+
+    def settle(self) -> None:
+        """Book what has come since the last call: nothing that is computed waits for it."""
+        if self._came:
+            came, self._came = self._came, []
+            for key, carried, over in came:
+                self._dram.read_until((carried.dram_slot,), partial(self._device.host_waits, over))
+                self._copies.book(key, carried.parts)
 
     def close(self) -> None:
         """Nothing is queued any more by readers."""

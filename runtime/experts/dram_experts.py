@@ -216,15 +216,13 @@ class DramExperts:
         """Wait until ``experts``, all on their way and carried on, have arrived. Calls ``meanwhile`` again and again until then. The
         thread is woken once, when the last part has come: whatever it does then it does with cold caches, for 100 us a part."""
         fetches = [self._fetches[layer, expert] for expert in experts]
-        self._hear(0.0)
-        begun = time.perf_counter() if any([fetch.left for fetch in fetches]) else None
+        begun = time.perf_counter()
         while left := sum([fetch.left for fetch in fetches]):
             self._hear(1.0 if meanwhile is None else LOOK_UP_S, left)
             if meanwhile is not None:
                 meanwhile()
-        if begun is not None:
-            self.stats.waits += 1
-            self.stats.wait_s += time.perf_counter() - begun
+        self.stats.waits += 1
+        self.stats.wait_s += time.perf_counter() - begun
         with self._lock:
             self._raise_if_broken()
             for fetch in fetches:

@@ -73,14 +73,16 @@ class ExpertCopies:
         if left is not None:
             self.device.copy_waits(left)
 
-    def carried(self, key: Key, slot: int, parts: Sequence[CarriedPart]) -> Event:
+    def carried(self, slot: int, parts: Sequence[CarriedPart]) -> Event:
         """The threads that read ``parts`` of an expert have queued their copies into ``slot``. Returns the event behind the last."""
-        unit, over = _Together((key,)), None
-        for carry, over, nbytes in sorted(parts, key=_carried_before) if len(parts) > 1 else parts:
-            self._queued.append(Queued(carry.begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
-        assert over is not None, "an expert has a part"
-        self._arrived[slot] = over
+        over = self._arrived[slot] = max(parts, key=_carried_before).event
         return over
+
+    def book(self, key: Key, parts: Sequence[CarriedPart]) -> None:
+        """These copies of an expert are to be booked when they are over."""
+        unit = _Together((key,))
+        for carry, over, nbytes in sorted(parts, key=_carried_before):
+            self._queued.append(Queued(carry.begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""

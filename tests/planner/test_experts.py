@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -22,14 +23,15 @@ from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s, predict
-from penstock.planner.contract.prices.launches import issue_s
+from penstock.planner.contract.prices.launches import asked_issue_s, issue_s
 from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, vram_use
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
 from penstock.planner.contract.prices.sizes import activation_bytes, expert_dram_bytes, expert_vram_bytes
-from penstock.planner.contract.prices.stages import decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
+from penstock.planner.contract.prices.stages import answer_s, decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.simulate.act import Simulation
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.program import search, solve
 from penstock.planner.solver.terms.menu import expert_chunk_bytes
@@ -202,6 +204,25 @@ class TestTime:
         assert 0 < predicted.experts_missed_dram < predicted.experts_missed_vram
         assert predicted.decode_s_per_token > predicted.decode_stages["cpu"] + predicted.decode_stages["ssd"]
         assert predicted.decode_s_per_token < sum(predicted.decode_stages.values())
+
+    def test_a_layer_that_reads_waits_for_the_answer_of_an_idle_drive_and_for_the_host(self):
+        """Once, whatever it reads: so it is simulated. Plans count a share of the reads."""
+        m, made, steps, told = moe(), None, [], []
+        for alone, launch_s in ((5.0, 2e-4), (0.5, 2e-4), (5.0, 4e-3)):
+            points = tuple(SsdPoint(2**22, depth, rate) for depth, rate in ((1, alone), (8, 5.0)))
+            hardware = machine(vram=700 * MB, dram=900 * MB, ssd_read=points, layer_launch_s=launch_s)
+            made = made or solve(hardware, m, work(), Force(resident_attn=8, resident_ffn=8))
+            told.append(predict(hardware, m, work(), made))
+            steps.append(Simulation(Plan(hardware, m, work(), made, told[-1])).run().record.step_ns)
+        ssd, routed = made.weights.ssd, Routed.of(hardware, m, 1)
+        late_s = answer_s(replace(hardware, ssd_read=(SsdPoint(2**22, 1, 0.5), points[1])), ssd.block_bytes, ssd.queue_depth, 15 * MB)
+        assert late_s == pytest.approx(min(ssd.block_bytes, 15 * MB) / GB * (1 / 0.5 - 1 / 5.0))
+        reads = told[0].experts_missed_dram * 16
+        assert told[1].decode_s_per_token - told[0].decode_s_per_token == pytest.approx(reads * routed.apart * late_s)
+        longer = [(slow - quick) / 1e9 / late_s for quick, slow in zip(*steps[:2], strict=True)]
+        assert 1 < fmean(longer) <= max(longer) <= 8, "visits of a step; what compute hides is not longer"
+        assert 0 < asked_issue_s(hardware) == pytest.approx(20 * asked_issue_s(replace(hardware, layer_launch_s=2e-4)))
+        assert asked_issue_s(replace(hardware, gpu=None)) == 0 == answer_s(machine(), 2**22, 8)
 
     def test_without_a_gpu_what_dram_misses_is_read_and_compute_goes_on_meanwhile(self):
         m, hardware = moe(), machine(vram=0, dram=900 * MB)
