@@ -26,7 +26,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry
 from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundReads
-from penstock.runtime.reading import block_reader, reader
+from penstock.runtime.reading import block_reader, known_runs, reader
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
@@ -239,6 +239,16 @@ def test_readers_refuse_the_numbers_that_python_refuses(
     at = extents[0].dest
     assert (error is None) == scale.is_sound(into[at : at + nbytes], cut), error
     assert error is None or "holds scales that are no numbers" in str(error)
+
+
+def test_what_is_expected_is_cut_beforehand(content: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, data = content
+    extents, into = (Extent(path, 77, 3 * ALIGN, 77),), buffer(4 * ALIGN)
+    with ReadPool(1, ALIGN) as pool:
+        UrgentSoundReads(pool, ArrivingScales([])).expect([extents], len(into))
+        monkeypatch.setattr(known_runs, "runs", lambda *_: pytest.fail("cut again"))
+        pool.read_now(extents, into)
+    assert bytes(into[77 : 77 + 3 * ALIGN]) == data[77 : 77 + 3 * ALIGN]
 
 
 def test_closing_fails_what_waits_and_waits_for_what_runs(content: tuple[Path, bytes]) -> None:

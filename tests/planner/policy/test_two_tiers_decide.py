@@ -1,0 +1,102 @@
+"""Both tiers of experts: one policy, shown each visit once, and what each lets go, as a list of all ranks says it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.given.model import Experts
+
+LAYERS, COUNT, TOP_K = (0, 2, 3), 8, 2
+EXPERTS = Experts(COUNT, TOP_K, 1 << 20, LAYERS, tuple(n / COUNT for n in range(COUNT + 1)))
+
+
+class Drawn:
+    """A policy of few different worths, so that many are alike; counts what it is shown."""
+
+    needs_ahead = None
+
+    def __init__(self, seed: int):
+        self._random = np.random.default_rng(seed)
+        self._worth = np.zeros((len(LAYERS), COUNT), np.float32)
+        self.shown: list[tuple[int, list[int]]] = []
+
+    def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
+        self.shown.append((layer, list(experts)))
+        self._worth[layer] = self._random.integers(0, 4, COUNT)
+
+    def study(self, layer: int, routed: np.ndarray) -> None:
+        self.observe(layer, routed.ravel().tolist())
+
+    def worth(self, layer: int) -> np.ndarray:
+        return self._worth[layer]
+
+    def foresee(self, layer: int) -> np.ndarray:
+        return np.zeros(COUNT)
+
+
+def tiers(vram: int, dram: int, seed: int, policy: Drawn) -> tuple[ExpertCache, ExpertCache]:
+    quotas = [dict.fromkeys(LAYERS, each) for each in (vram, dram)]
+    above = ExpertCache(quotas[0], vram * len(LAYERS) + COUNT, COUNT, policy)
+    return above, ExpertCache(quotas[1], dram * len(LAYERS) + COUNT, COUNT, policy, above)
+
+
+def least_of_all(cache: ExpertCache, above: ExpertCache | None, layer: int, worths: Sequence[float]) -> int:
+    """What ``cache`` lets go first: the lowest of (worth, -number) among those kept, as a list of all ranks says it."""
+    ranks = [(float(worth), -e) for e, worth in enumerate(worths)]
+    if above is not None:
+        spare = least_of_all(above, None, layer, worths) if cache._quotas[layer] > above._quotas[layer] > 1 else -1
+        for e in above._kept[layer]:
+            if e != spare:
+                ranks[e] = -math.inf, -e
+    return min(cache._kept[layer], key=ranks.__getitem__, default=-1)
+
+
+@settings(deadline=None, max_examples=60)
+@given(vram=st.integers(0, 4), dram=st.integers(0, 5), seed=st.integers(0, 10**6))
+def test_the_least_is_what_a_list_of_all_ranks_says_and_the_policy_is_shown_each_visit_once(vram: int, dram: int, seed: int) -> None:
+    draw, policy = random.Random(seed), Drawn(seed)
+    card, below = tiers(vram, dram, seed, policy)
+    visits = 0
+    for k in range(24):
+        layer = LAYERS[k % len(LAYERS)]
+        routing = Routing(np.array([draw.sample(range(COUNT), draw.randint(TOP_K, 4))]), draw.random() < 0.2)
+        near = card.find(layer, routing.experts)
+        far = below.find(layer, near.misses)
+        card.judge(layer, routing)
+        below.judge(layer, routing)
+        visits += 1
+        worths = policy.worth(LAYERS.index(layer)).tolist()
+        for cache, over in ((card, None), (below, card)):
+            if cache._kept[layer]:
+                assert cache._ranks(layer).least(cache._kept[layer], -1) == least_of_all(cache, over, layer, worths)
+        for cache, used, missed in ((card, routing.experts, near.misses), (below, near.misses, far.misses)):
+            for expert in missed:
+                cache.take(layer, expert)
+            for slot in cache.settle_all(layer, used):
+                cache.give_back(slot)
+    assert len(policy.shown) == visits
+
+
+def test_the_tiers_of_a_plan_ask_one_policy() -> None:
+    vram, dram = expert_caches(EXPERTS, ExpertSlots(9, 15), gpu=True)
+    assert vram is not None and vram._policy is dram._policy
+
+
+def test_a_tier_asks_for_itself_where_the_one_above_has_nothing_to_decide() -> None:
+    policy = Drawn(0)
+    units = COUNT * len(LAYERS)
+    above = ExpertCache(dict.fromkeys(LAYERS, COUNT), units, COUNT, policy)
+    below = ExpertCache(dict.fromkeys(LAYERS, 1), len(LAYERS) + COUNT, COUNT, policy, above)
+    routing = Routing(np.array([[1, 2]]), prompt=False)
+    above.judge(2, routing)
+    below.judge(2, routing)
+    assert policy.shown == [(1, [1, 2])]
