@@ -1,10 +1,13 @@
 """What a layer's visit to its routed experts costs the thread that launches kernels, beside a card that does nothing.
 
-    python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8]
+    python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8] [cases=vram,dram,ssd,first,ssd_python,busy,busy_python]
+    python bench/visit_host.py work=DIR layers=3 hidden=2880 block=1MiB tokens=40 warm=5 cases=vram,first
 
-gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for 300 in VRAM. A real file is read with
-O_DIRECT. Routers are drawn: some experts are likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations,
-and `OPERATIONS` come between two visits; each of them lets other threads have the interpreter, as launches do.
+gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for a fifth of them in VRAM. With `hidden`
+they have their whole size, 1.7 GB a layer, of which `ssd` and `first` keep half in DRAM and `dram` all: what is read then drives the
+interpreter out of the caches, and visits take twice as long. A real file is read with O_DIRECT. Routers are drawn: some experts are
+likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations, and `OPERATIONS` come between two visits; each
+of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's by readers.
 
 Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; `first`, the same while all that is read comes for
 the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then `busy`, all in VRAM
@@ -31,7 +34,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -41,7 +44,7 @@ import torch  # noqa: E402
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from penstock.planner.common.measures import align_up  # noqa: E402
+from penstock.planner.common.measures import align_up, parse_bytes  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.decided.decisions import ExpertSlots  # noqa: E402
 from penstock.planner.contract.experts.expert_cache import Routing  # noqa: E402
@@ -58,13 +61,20 @@ from penstock.runtime.moving.ledger import Ledger  # noqa: E402
 from penstock.runtime.reading.layout import Extent  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
 
-LAYERS, HIDDEN, VRAM = 12, 352, 300
-BLOCK_BYTES = 256 << 10
+VRAM_SHARE = 0.195
+BUSY = "busy", "busy_python"
 OPERATIONS, LAUNCHES = 60, 12
 TOGETHER = 32
 
 
 Tiers = tuple[CardExperts, ExpertRoom, ReadPool]
+
+
+class Reads(NamedTuple):
+    """In flight, and bytes of one."""
+
+    threads: int
+    block_bytes: int
 
 
 class IdleCard:
@@ -122,10 +132,10 @@ class Launches:
             self._row.mul_(1.0)
 
 
-def routings(count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
+def routings(layers: int, count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
     """Of each token, one a layer."""
     draw = np.random.default_rng(5)
-    likely = [draw.permutation(np.exp(draw.normal(0, 0.8, count))) for _ in range(LAYERS)]
+    likely = [draw.permutation(np.exp(draw.normal(0, 0.8, count))) for _ in range(layers)]
     for _ in range(tokens):
         chosen = [draw.choice(count, top_k, replace=False, p=weight / weight.sum()) for weight in likely]
         yield [Routing(one[None], prompt=False) for one in chosen]
@@ -141,13 +151,13 @@ class ForgetfulReads(UrgentSoundReads):
 
 
 @contextmanager
-def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, threads: int, first: bool, how: dict[str, Any]) -> Iterator[Tiers]:
+def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Reads, first: bool, how: dict[str, Any]) -> Iterator[Tiers]:
     """The card's tier, its experts, and the readers. ``first``: all that is read comes for the first time."""
     experts = spec_from_checkpoint(checkpoint).experts
     room = ExpertRoom.of(experts, ExpertSlots(vram, dram), True, skeleton.store, skeleton.layers)
     arena = Arena(max(1, room.dram_bytes))
     arena.occupy(None)
-    with closing(arena), ReadPool(threads, BLOCK_BYTES, **how) as pool:
+    with closing(arena), ReadPool(*reads, **how) as pool:
         scales = ArrivingScales(scale for scale in skeleton.store.scales if scale.comes_with_weights)
         host = ExpertHost(room, arena, 0, (ForgetfulReads if first else UrgentSoundReads)(pool, scales))
         slots, nbytes = room.vram_share
@@ -173,7 +183,7 @@ def measured(cases: Mapping[str, Tiers], tokens: int, warm: int) -> dict[str, di
     before = dict.fromkeys(cases, (0, 0))
     cpu, wall = time.thread_time, time.perf_counter
     experts, _ = next(iter(cases.values()))[1].decided
-    for number, token in enumerate(routings(experts.count, experts.top_k, warm + tokens)):
+    for number, token in enumerate(routings(len(experts.layers), experts.count, experts.top_k, warm + tokens)):
         for name, (card, _, _) in cases.items():
             if number == warm:
                 rows[name].clear()
@@ -234,28 +244,32 @@ def reading(pool: ReadPool, room: ExpertRoom) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    given = given_of(arguments, ("work", "tokens", "warm", "threads"))
+    given = given_of(arguments, ("work", "tokens", "warm", "threads", "layers", "hidden", "block", "cases"))
     work = Path(given.get("work", "bench-work")).resolve()
-    checkpoint = work / f"visit-host-{LAYERS}-{HIDDEN}"
+    shape = {"layers": given.get("layers", "12"), "hidden": given.get("hidden", "352"), "vocab": "1024"}
+    checkpoint = work / f"visit-host-{shape['layers']}-{shape['hidden']}"
     if not checkpoint.exists():
-        write_gpt_oss(gpt_oss_config({"layers": str(LAYERS), "hidden": str(HIDDEN), "vocab": "1024"}), checkpoint)
+        write_gpt_oss(gpt_oss_config(shape), checkpoint)
         os.sync()
     experts = spec_from_checkpoint(checkpoint).experts
     assert experts is not None, "gpt-oss has them"
     units, tokens, warm = experts.units, int(given.get("tokens", "60")), int(given.get("warm", "200"))
     skeleton = open_skeleton(checkpoint, [ExpertsInTurn()])
     ways: dict[str, dict[str, Any]] = {"": {}, "_python": {"preadv": lambda *read: os.preadv(*read)}}
-    half = VRAM, units // 2
-    slots = {"vram": (units, 0), "dram": (VRAM, units), "ssd": half, "first": half, "ssd_python": half}
-    threads = int(given.get("threads", "8"))
+    vram = round(VRAM_SHARE * units)
+    half = vram, units // 2
+    slots = {"vram": (units, 0), "dram": (vram, units), "ssd": half, "first": half, "ssd_python": half}
+    reads = Reads(int(given.get("threads", "8")), parse_bytes(given.get("block", "256KiB")) or 0)
 
     def tiers(vram: int, dram: int, name: str) -> AbstractContextManager[Tiers]:
         how = ways["_python" if name.endswith("_python") else ""]
-        return opened(skeleton, checkpoint, vram, dram, threads, name == "first", how)
+        return opened(skeleton, checkpoint, vram, dram, reads, name == "first", how)
 
+    cases = given.get("cases", ",".join((*slots, *BUSY))).split(",")
     with ExitStack() as stack:
-        table = measured({name: stack.enter_context(tiers(*held, name)) for name, held in slots.items()}, tokens, warm)
-    for name in ("busy", "busy_python"):
+        taken = {name: stack.enter_context(tiers(*held, name)) for name, held in slots.items() if name in cases}
+        table = measured(taken, tokens, warm) if taken else {}
+    for name in (name for name in BUSY if name in cases):
         with tiers(units, 0, name) as made, reading(made[2], made[1]):
             table |= measured({name: made}, tokens, warm)
     for name, found in table.items():
