@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,7 @@ from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPo
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.memory.pieces import Segment
 
 GPU = Gpu(
@@ -236,8 +238,9 @@ class HostCopier:
             for s in segments:
                 self.copy(into[s.dst : s.dst + s.nbytes], source[s.src : s.src + s.nbytes])
 
-    def driver_calls(self) -> None:
+    def driver_calls(self) -> DriverCalls | None:
         """Only Python queues copies here."""
+        return None
 
     def in_one_piece(self, source: torch.Tensor) -> bool:
         return True
@@ -272,6 +275,32 @@ class HostCopier:
 
     def time_of(self, event: float) -> float:
         return event
+
+
+ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
+RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+"""The driver's calls, as threads without Python make them."""
+
+
+class CarryingCopier(HostCopier):
+    """The same, whose copies readers queue, too; ``carried`` counts those."""
+
+    def __init__(self) -> None:
+        self.carried = 0
+        self._calls = ENTER(lambda context: 0), COPY(self._carried), RECORD(lambda event, stream: 0)
+
+    def driver_calls(self) -> DriverCalls | None:
+        enter, copy, record = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, 0, copy, record, 0)
+
+    def event_ahead(self) -> tuple[float, int]:
+        return time.perf_counter(), 0
+
+    def _carried(self, to: int, source: int, nbytes: int, stream: int) -> int:
+        ctypes.memmove(to, source, nbytes)
+        self.carried += 1
+        return 0
 
 
 def with_tokenizer(checkpoint: Path, template: str | None = None) -> Path:

@@ -19,6 +19,7 @@ from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices import stages
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
@@ -139,6 +140,7 @@ def test_a_simulation_has_the_cpu_compute_the_same_experts(
     finds."""
     for name in ("visit", "judge", "next_parts", "all_parts", "arrived", "release"):
         monkeypatch.setattr(DramExperts, name, behind_reads(getattr(DramExperts, name)))
+    monkeypatch.setattr(stages, "asked_issue_s", lambda hardware: 0.0)  # such a host takes no time to ask
     work = workload(prompt_tokens=1, new_tokens=24)
     plan = plan_of(random_mixtral, 1, dram=dram)
     plan = replace(plan, workload=work, hardware=replace(plan.hardware, layer_launch_s=0.0))

@@ -27,14 +27,12 @@ from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
 from tests.runtime.moe.test_tiers import arrivals
 from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, card_tier, check, dram_tier, routings, uses
 from tests.runtime.test_native_readers import Held
+from tests.support import COPY, ENTER, RECORD
 
 pytestmark = pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 LEAST = fewest_slots(EXPERTS) + len(LAYERS)
 
-ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
-RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 CONTEXT, STREAM = 77, 88
 
 

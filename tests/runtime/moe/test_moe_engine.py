@@ -19,10 +19,11 @@ from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.experts import expert_forward as forward
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
+from penstock.runtime.reading.native.readers_library import readers_file
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
-from tests.support import HostCopier, decisions, plan_for
+from tests.support import CarryingCopier, HostCopier, decisions, plan_for
 
 CPU = torch.device("cpu")
 BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250]], max_new_tokens=6, chunk_tokens=1 << 20)
@@ -104,6 +105,21 @@ def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Ge
     got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2, read_ahead=2), gpu=True)
     same(got, unstreamed)
     assert (facts["vram"]["hit_rate"] == 1) == (vram == "all")
+
+
+@pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_what_readers_copy_on_gives_the_unstreamed_logits(checkpoint: Path, rows: int, prefetch: int) -> None:
+    """Of one sequence its experts come together, of two one by one."""
+    batch, card = replace(BATCH, prompts=BATCH.prompts[:rows]), CarryingCopier()
+    held = slots(checkpoint, "few", "some", prefetch=prefetch)
+    plan = plan_for(checkpoint, decisions(gpu=True, batch=rows, experts=held), True)
+    with opened(plan, checkpoint, card) as session:
+        session.load(batch)
+        same(session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True), expect(checkpoint, batch))
+        facts = session.engine.facts()["experts"]
+    assert facts["dram"]["misses"] and (card.carried or rows > 1), "where more are missing than there are slots, the consumer copies"
 
 
 @pytest.mark.parametrize("policy", list(ExpertPolicyName))
