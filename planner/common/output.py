@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,15 +15,43 @@ from penstock.planner.common.errors import UserError
 
 def write_at_once(path: Path, key: str, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a file beside ``path`` with the same ending and put it in its place. UserError naming ``key`` where that fails."""
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    target = replaceable(path, key)
+    temporary = target.with_name(f".{os.getpid()}.{target.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except OSError as error:
         raise UserError(f"{key}={path}: cannot be written ({error.strerror}); choose another {key}=") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def replaceable(path: Path, key: str) -> Path:
+    """Where ``path`` leads through links: to nothing yet, or to a file. UserError naming ``key`` for all else: a file put in the place of a
+    device would destroy it, as root can."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return target
+    except OSError as error:
+        raise UserError(f"{key}={path}: cannot be written ({error.strerror}); choose another {key}=") from error
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a device, pipe or socket, which a file would replace"
+        raise UserError(f"{key}={path}: {kind}; name a file")
+    return target
+
+
+def check_apart(places: Mapping[str, str | Path | None]) -> None:
+    """UserError where two keys name one file, links followed: what a verb writes would take the place of what it reads, or wrote before."""
+    seen: dict[str, str] = {}
+    for key, place in places.items():
+        if place is None:
+            continue
+        other = seen.setdefault(os.path.realpath(Path(place).expanduser()), key)
+        if other != key:
+            raise UserError(f"{key}={place}: {other}= names the same file; choose another {key}=")
 
 
 def takes_files(directory: Path) -> bool:
@@ -36,9 +65,7 @@ def takes_files(directory: Path) -> bool:
 
 def writable(out: Path, key: str) -> Path:
     """``out``, of which it is known before the work that a file could be written there. UserError naming ``key``."""
-    if out.is_dir():
-        raise UserError(f"{key}={out}: a directory; name a file")
-    place = next(parent for parent in out.absolute().parents if parent.exists())
+    place = next(parent for parent in replaceable(out, key).parents if parent.exists())
     if not takes_files(place):
         raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
     return out

@@ -13,7 +13,7 @@ from rich.table import Table
 from penstock.planner.asked.verb_schema import DiffConfig
 from penstock.planner.common.console import WIDTH, make_console
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.common.output import write_json
+from penstock.planner.common.output import check_apart, write_json
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.verbs.plan_diff import Difference, Part, PlanDiff, compare, document
 
@@ -24,6 +24,8 @@ LONGEST = 16
 
 def diff_verb(cfg: DiffConfig) -> None:
     """Compare and tell; the last line is one JSON document."""
+    for key, plan in (("a", cfg.a), ("b", cfg.b)):
+        check_apart({key: plan, "out": cfg.out})
     found = compare(read_plan(Path(cfg.a), "a"), read_plan(Path(cfg.b), "b"))
     result = {"a": cfg.a, "b": cfg.b, **document(found)}
     if cfg.out is not None:

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from penstock.planner.asked.verb_schema import ExplainConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
-from penstock.planner.common.output import writable, write_at_once, write_json
+from penstock.planner.common.output import check_apart, writable, write_at_once, write_json
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain import explanation
@@ -27,6 +27,7 @@ from penstock.planner.solver.planning import Asked, read_question
 def explain_verb(cfg: ExplainConfig) -> None:
     """Explain and tell; the last line is one JSON document. Files are written when all is found."""
     check_share(cfg.step)
+    check_apart({"plan": cfg.plan, "out": cfg.out, "html": cfg.html})
     for key, place in (("out", cfg.out), ("html", cfg.html)):
         if place is not None:
             writable(Path(place), key)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ExportConfig
 from penstock.planner.common.console import make_console
-from penstock.planner.common.output import write_at_once
+from penstock.planner.common.output import check_apart, write_at_once
 from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import check_plan, read_plan
 from penstock.planner.export.exported import Losses, Request, cost
@@ -23,6 +23,7 @@ def export_verb(cfg: ExportConfig) -> None:
     request = Request(plan, os.path.basename(cfg.plan))
     made = target.export(request)
     out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
+    check_apart({"plan": cfg.plan, "out": out})
     write_at_once(out, "out", lambda temporary: temporary.write_text(made.text, encoding="utf-8"))
     _tell(made.losses, plan.prediction.decode_tokens_per_s, target.name, out)
     cfg.close(_document(made.losses, cfg.plan, target.name, out, plan.prediction.decode_tokens_per_s))

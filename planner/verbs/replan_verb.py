@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ReplanConfig
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.output import writable
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain.explanation import question_of
 from penstock.planner.solver.context_limit import within_limit
@@ -19,6 +20,7 @@ from penstock.planner.verbs.solve_verb import keep_plan
 def replan_verb(cfg: ReplanConfig) -> None:
     """Solve, write and print. What was forced in the older plan is free again, but for the expert policy. UserError where the model is made
     for less, where there are no cards to choose from, or no plan fits."""
+    writable(Path(cfg.out), "out")
     question = question_of(read_plan(Path(cfg.plan).expanduser()))
     question, changed = _on_devices(question, cfg.devices)
     limit = question.model.max_tokens

@@ -12,7 +12,7 @@ from penstock.planner.asked.verb_schema import ReplayConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError, nearest
-from penstock.planner.common.output import write_at_once, write_json
+from penstock.planner.common.output import check_apart, write_at_once, write_json
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.resolve import model_from
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
@@ -33,6 +33,7 @@ MOST_SLOTS = 15
 def replay_verb(cfg: ReplayConfig) -> None:
     """Compare the policies and tell; the last line is one JSON document. Files are written when all is done."""
     names = _named(cfg.policy)
+    check_apart({"routings": cfg.routings, "out": cfg.out, "plot": cfg.plot})
     if cfg.plot is not None:
         check_picture(Path(cfg.plot))
     experts = _experts(cfg.model) if cfg.model is not None else None

@@ -14,7 +14,7 @@ from penstock.planner.asked.verb_schema import RuleBreaks, SimulateConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.output import writable, write_json
+from penstock.planner.common.output import check_apart, writable, write_json
 from penstock.planner.common.timeline.timeline_file import check_form, write_trace
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.policies import make_expert_policy
@@ -38,6 +38,7 @@ from penstock.planner.verbs.simulation_length import Hint, check_length
 def simulate_verb(cfg: SimulateConfig) -> None:
     """Act the plan out and tell; with decisions changed, the plan as it was beside it. The last line is one JSON document. Files are
     written when all is done."""
+    check_apart({"plan": cfg.plan, "routings": cfg.routings, "trace": cfg.trace, "out": cfg.out})
     if cfg.trace is not None:
         check_form(writable(Path(cfg.trace), "trace"))
     if cfg.out is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.output import write_at_once
+from penstock.planner.common.output import writable, write_at_once
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
@@ -21,6 +21,7 @@ from penstock.planner.solver.planning import make_plan
 def solve_plan(cfg: SolveConfig) -> None:
     """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives: a failure where it is, a plan
     that is another one under another name."""
+    writable(Path(cfg.out), "out")
     keep_plan(make_plan(cfg), cfg.out, cfg)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.output import write_at_once
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build, convert
@@ -63,21 +64,15 @@ _OPTIONAL = ("notes", "experts", "speculation", "prefill_part_tokens", "ranks", 
 
 def write_plan(plan: Plan, path: Path) -> None:
     """Write ``plan`` to ``path``; an older file there is replaced only by a complete one. Raises UserError."""
-    if not path.name or path.is_dir():
-        raise UserError(f"out={path}: cannot write the plan (it is a directory); choose a file, such as out=plan.yaml")
     text = plan_text(plan)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(temporary: Path) -> None:
         with open(temporary, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"out={path}: cannot write the plan ({error.strerror}); choose another out=") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    write_at_once(path, "out", write)
 
 
 def plan_text(plan: Plan) -> str:
