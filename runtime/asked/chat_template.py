@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from penstock.planner.common.errors import UserError
@@ -28,7 +27,7 @@ class ChatTemplate:
             said = self._tokenizer.apply_chat_template(
                 [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **self._options
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program, and may raise anything
             line = " ".join(str(error).split()) or type(error).__name__
             raise UserError(
                 f"{where}: the model's chat template refuses it ({line}); change it, or take raw text with template=false"

@@ -19,6 +19,7 @@ from penstock.planner.contract.gguf.gguf_header import read_gguf
 from penstock.runtime.asked.chat_template import ChatTemplate
 from penstock.runtime.asked.requests import Asked
 
+CONFIG = "config.json"
 GENERATION = "generation_config.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model", "spiece.model")
 """Files of which a checkpoint with a tokenizer has one."""
@@ -101,6 +102,7 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
         try:
             tokenizer = _tokenizer(directory, file)
         except Exception as error:  # the tokenizers library raises nothing narrower
+            _check_config(directory)
             raise UserError(f"{directory}: the tokenizer cannot be read ({_first_line(error)}); {_remedy(error)}") from error
     try:
         if (directory / GENERATION).exists():
@@ -111,9 +113,21 @@ def read_vocabulary(directory: Path, vocab_size: int) -> Vocabulary:
             generation = GenerationConfig.from_model_config(config)
         eos = generation.eos_token_id
         stop = frozenset([eos] if isinstance(eos, int) else eos or ())
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # transformers checks what a config says by exceptions of many kinds
+        _check_config(directory)
         raise UserError(f"{directory}: {GENERATION} cannot be read ({_first_line(error)}); download it again, or remove it") from error
     return Vocabulary(tokenizer, stop, vocab_size, generation)
+
+
+def _check_config(directory: Path) -> None:
+    """UserError where it is config.json that transformers cannot read, which it also reads for a tokenizer."""
+    if not (directory / CONFIG).exists():
+        return
+    try:
+        AutoConfig.from_pretrained(directory, trust_remote_code=False)
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{directory / CONFIG}: transformers cannot read it ({why}); restore the model's own {CONFIG}") from error
 
 
 def _tokenizer(directory: Path, file: Path | None) -> PreTrainedTokenizerBase:

@@ -70,7 +70,18 @@ def read_config(directory: Path) -> PreTrainedConfig:
         said = described_config(directory)
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False) if said is None else AutoConfig.for_model(**said)
         config._attn_implementation = config._experts_implementation = None
+        _check_window(directory, config)
         return config
+
+
+def _check_window(directory: Path, config: PreTrainedConfig) -> None:
+    """UserError for a sliding window that is no number of tokens: transformers takes any, and attention cannot."""
+    window = getattr(config.get_text_config(decoder=True), "sliding_window", None)
+    if isinstance(window, str | float | bool) or (isinstance(window, int) and window < 0):
+        raise UserError(
+            f"{directory / 'config.json'}: sliding_window is {window!r}, allowed is a whole number of 0 or more, or null; "
+            "restore the model's own config.json"
+        )
 
 
 def text_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:

@@ -94,6 +94,25 @@ def test_whatever_transformers_raises_of_a_config_is_one_line(own: Path, keys: d
     assert str(own) in line_of(refused)
 
 
+@pytest.mark.parametrize("window", [-1, "all", 2.5])
+def test_a_window_that_is_no_number_of_tokens_is_one_line(own: Path, window: Any) -> None:
+    change(own, sliding_window=window)
+    with pytest.raises(UserError, match="sliding_window is .*, allowed is a whole number of 0 or more, or null") as refused:
+        build_skeleton(own)
+    assert str(own / "config.json") in line_of(refused)
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_config_that_transformers_refuses_is_not_blamed_on_the_tokenizer(own: Path, tokenizer: bool) -> None:
+    if tokenizer:
+        (own / "tokenizer.json").write_text("{}")
+    (own / prompts.GENERATION).unlink(missing_ok=True)
+    change(own, hidden_act=None)
+    with pytest.raises(UserError, match="transformers cannot read it .*hidden_act.*restore the model's own config.json$") as refused:
+        read_vocabulary(own, 300)
+    assert line_of(refused).startswith(str(own / "config.json"))
+
+
 def test_stop_tokens_that_are_none_are_one_line(own: Path) -> None:
     (own / prompts.GENERATION).write_text('{"eos_token_id": [[1]]}')
     with pytest.raises(UserError, match=f"{prompts.GENERATION} cannot be read"):

@@ -115,6 +115,14 @@ def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: 
         ChatTemplate(vocabulary.tokenizer, {}).text([{"role": "user", "content": {}}], "prompt")
 
 
+@pytest.mark.parametrize("program", ["{{ 1 / 0 }}", "{% for i in range(10 ** 9) %}x{% endfor %}", "{{ messages[7].content.a }}"])
+def test_whatever_a_template_raises_is_one_line(vocabulary: Vocabulary, program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary.tokenizer, "chat_template", program)
+    with pytest.raises(UserError, match="^prompt: the model's chat template refuses it .*template=false$") as refused:
+        ChatTemplate(vocabulary.tokenizer, {}).text([{"role": "user", "content": "a"}], "prompt")
+    assert "\n" not in str(refused.value)
+
+
 def talked(
     spoken_to: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, **keys: Any
 ) -> tuple[str, dict[str, Any], str]:
