@@ -32,7 +32,7 @@ def _likeness(word: str, name: str) -> float:
     """0 to 1; 0.5 is what words of the same few letters have by chance. A section is not like its keys."""
     if word.startswith(f"{name}."):
         return 0
-    ours, theirs = word.split("."), name.split(".")
+    ours, theirs = word.lower().split("."), name.lower().split(".")
     while len(ours) > 1 and len(theirs) > 1 and ours[0] == theirs[0]:
         del ours[0], theirs[0]
     typed, known = ".".join(ours), ".".join(theirs)

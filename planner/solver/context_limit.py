@@ -16,6 +16,11 @@ def within_limit(workload: Workload, model: ModelSpec) -> tuple[Workload, tuple[
     if not limit or workload.max_tokens <= limit:
         return workload, ()
     if workload.end_tokens > limit:
+        if limit < 2:
+            raise UserError(
+                f"{model.name} is made for sequences of {limit} token (max_position_embeddings), and a prompt and a reply take 2; "
+                "restore the model's own config.json"
+            )
         fitting = (
             f"workload.prompt_tokens={limit - workload.new_tokens}" if workload.new_tokens < limit else f"workload.new_tokens={limit // 2}"
         )

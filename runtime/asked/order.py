@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.output import writable
+from penstock.planner.common.output import check_apart, writable
 from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
@@ -74,6 +74,7 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
         raise UserError(f"batch={cfg.batch}: must be 1 or more, at most {most} by this plan; set it so")
     if cfg.batch is not None and cfg.batch > most:
         raise UserError(f"batch={cfg.batch}: the plan holds KV for {most} at most; solve again with workload.batch={cfg.batch}")
+    check_apart({"plan": cfg.plan, "prompts": cfg.prompts, "out": cfg.out, "trace": cfg.trace, "moe.record": cfg.moe.record})
     out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
     requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan))
@@ -219,6 +220,12 @@ def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, capacity_tokens(plan)
     if tokens < 1:
         raise UserError(f"max_new_tokens={tokens}: must be 1 or more, at most {capacity - 1} by this plan; set it so")
+    limit = plan.model.max_tokens
+    if limit and tokens >= limit:
+        raise UserError(
+            f"max_new_tokens={tokens}: {plan.model.name} is made for sequences of {limit} tokens, prompt and reply together; "
+            f"set it to at most {min(limit, capacity) - 1}"
+        )
     if tokens >= capacity:
         raise UserError(
             f"max_new_tokens={tokens}: the plan holds KV for {capacity} tokens a sequence, so 1 to {capacity - 1} are allowed; "
@@ -240,8 +247,6 @@ def _trace(cfg: RunConfig) -> Path | None:
     if cfg.trace is None:
         return None
     trace = Path(cfg.trace).expanduser()
-    if trace.absolute() == Path(cfg.out).expanduser().absolute():
-        raise UserError(f"trace={cfg.trace}: the report goes there; choose another out= or trace=")
     check_form(trace)
     return writable(trace, "trace")
 

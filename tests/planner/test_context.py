@@ -41,6 +41,8 @@ def test_a_model_is_asked_for_no_more_than_it_is_made_for() -> None:
     assert within_limit(ROOMY, replace(model, max_tokens=0)) == (ROOMY, ()) == within_limit(ROOMY, replace(model, max_tokens=1000))
     with pytest.raises(UserError, match=r"is made for sequences of 110 tokens.*set workload.prompt_tokens=90$"):
         within_limit(ROOMY, replace(model, max_tokens=110))
+    with pytest.raises(UserError, match=r"is made for sequences of 1 token .*restore the model's own config.json$"):
+        within_limit(ROOMY, replace(model, max_tokens=1))
 
 
 def test_a_plan_is_solved_again_for_a_longer_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

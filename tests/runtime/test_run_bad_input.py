@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from tests.runtime.running import Desk, desk
 from tests.support import decisions, plan_for, workload
 
@@ -57,10 +59,25 @@ def test_a_prompt_without_tokens_is_refused(shared_models: Path, tmp_path: Path)
     assert "has no tokens" in here.refusal(prompt="")
 
 
+def test_a_reply_longer_than_the_model_is_made_for_is_not_sent_to_the_planner(here: Desk) -> None:
+    plan = read_plan(here.plan)
+    write_plan(replace(plan, model=replace(plan.model, max_tokens=512)), here.plan)
+    line = here.refusal(max_new_tokens=512)
+    assert "is made for sequences of 512 tokens" in line and "at most 511" in line
+
+
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(here: Desk) -> None:
     (here.plan.parent / "file").write_text("precious")
     assert "a directory" in here.refusal(out=str(here.plan.parent))
     assert "not a directory" in here.refusal(out=str(here.plan.parent / "file" / "run.json"))
+
+
+def test_a_report_is_not_written_over_what_the_run_reads(here: Desk) -> None:
+    plan, prompts = here.plan.read_bytes(), here.plan.with_name("prompts.txt")
+    prompts.write_text("one\n")
+    assert "out=" in (line := here.refusal(out=str(here.plan))) and "plan= names the same file; choose another out=" in line
+    assert "prompts= names the same file" in here.refusal(prompts=str(prompts), out=str(prompts))
+    assert here.plan.read_bytes() == plan and prompts.read_text() == "one\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read and write anywhere")

@@ -112,6 +112,11 @@ def test_progress_counts_all_bytes_once(tmp_path: Path) -> None:
     assert seen[0] == (0, summary["nbytes"]) and seen[-1] == (summary["nbytes"], summary["nbytes"]) and seen == sorted(seen)
 
 
+def test_a_checkpoint_is_no_geometry(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="model.checkpoint=there: has weights of its own; choose a geometry"):
+        synthesize(ModelConfig(name="hf", checkpoint="there"), tmp_path / "out", 1, 1 << 30, quiet)
+
+
 def test_what_is_there_already_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("mine")

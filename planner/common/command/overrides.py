@@ -79,6 +79,8 @@ def _meant_group(word: str, grammar: Grammar) -> str:
     for group, options in grammar.groups.items():
         if word in options:
             return f"; did you mean {group}={word}?"
+    if word in (*grammar.keys, *grammar.groups):
+        return f", such as {word}=..."
     return nearest(word, [*grammar.keys, *grammar.groups])
 
 

@@ -26,10 +26,16 @@ class Bounds:
         if self.least <= value <= self.most or (self.or_zero and value == 0):
             return None
         if value > self.most:
-            return f"must be at most {self.most:g}" if value != math.inf else "must be a finite number"
+            return f"must be at most {_shown(self.most)}" if value != math.inf else "must be a finite number"
         if value <= 0 and self.zero:
             return f"must be {self.zero}"
         return f"must be {'0, or ' if self.or_zero and self.least != 1 else ''}{self.least:g} or more"
+
+
+def _shown(limit: float) -> str:
+    """Short where that says all of it: ``1e+06``, ``1048576``."""
+    short = f"{limit:g}"
+    return short if float(short) == limit else str(limit)
 
 
 EXABYTE = 2**60

@@ -141,6 +141,8 @@ def _checked_family(cfg: ModelConfig) -> Family:
     """The family of ``cfg`` once every size is present and they fit one another."""
     if cfg.config:
         raise UserError(f"model={cfg.name}: known by its published config, of which only a plan is made; choose model=llama8b or the like")
+    if not cfg.model_type and cfg.checkpoint:
+        raise UserError(f"model.checkpoint={cfg.checkpoint}: has weights of its own; choose a geometry, such as model=llama8b")
     if not cfg.model_type:
         raise UserError(f"model.checkpoint: missing, model={cfg.name} is read from a checkpoint; set model.checkpoint=DIR")
     family = FAMILIES.get(cfg.model_type)
