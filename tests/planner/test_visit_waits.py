@@ -12,28 +12,27 @@ from hypothesis import strategies as st
 
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.experts.expert_misses import ALL_ASKED, visit
-from penstock.planner.contract.experts.visit_waits import MISSED_AT, Hidden, wait_lines
+from penstock.planner.contract.experts.visit_waits import MISSED_AT, wait_lines
 from penstock.planner.contract.given.model import Experts
 from tests.planner.small import MB
 
 
-def mean_wait(waits: tuple[float, ...], hidden: tuple[Hidden, ...], odds: float) -> float:
+def mean_wait(waits: tuple[float, ...], odds: float) -> float:
     """Over every way in which a visit's experts may be missed, each by itself."""
     asked, total = len(waits) - 1, 0.0
     for missed in product((False, True), repeat=asked):
         chance = prod(odds if each else 1 - odds for each in missed)
-        total += chance * sum(share * max(0.0, waits[sum(missed)] - seconds) for share, seconds in hidden)
+        total += chance * waits[sum(missed)]
     return total
 
 
-@given(st.integers(1, 6), st.floats(0, 3), st.floats(0, 6), st.floats(0, 6), st.floats(0, 1), st.floats(0, 1))
-def test_lines_touch_the_mean_wait_and_never_exceed_it(asked, copy_s, hides, more, share, odds) -> None:
-    waits = tuple(copy_s * missed for missed in range(asked + 1))
-    hidden = Hidden(1 - share, hides), Hidden(share, hides + more)
-    lines = wait_lines(waits, hidden)
+@given(st.integers(1, 6), st.floats(0, 3), st.floats(0, 6), st.floats(0, 1))
+def test_lines_touch_the_mean_wait_and_never_exceed_it(asked, copy_s, hides, odds) -> None:
+    waits = tuple(max(0.0, copy_s * missed - hides) for missed in range(asked + 1))
+    lines = wait_lines(waits)
     for at in (*MISSED_AT, odds):
         largest = max(line.none + line.each * at * asked for line in lines)
-        true_s = mean_wait(waits, hidden, at)
+        true_s = mean_wait(waits, at)
         assert largest <= true_s + 1e-9
         if at in MISSED_AT:
             assert largest == pytest.approx(true_s, abs=1e-9)
@@ -42,7 +41,7 @@ def test_lines_touch_the_mean_wait_and_never_exceed_it(asked, copy_s, hides, mor
 
 def test_who_misses_few_waits_for_none() -> None:
     """Eight experts, of which launches hide five: half missed is four on average, and hardly a wait."""
-    lines = wait_lines(tuple(map(float, range(9))), (Hidden(1.0, 5.0),))
+    lines = wait_lines(tuple(max(0.0, missed - 5.0) for missed in range(9)))
     few, all_of_them = (max(line.none + line.each * missed for line in lines) for missed in (4, 8))
     assert all_of_them == pytest.approx(3.0) and 0 < few < 0.3
 

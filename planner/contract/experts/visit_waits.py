@@ -11,13 +11,6 @@ MISSED_AT = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the asked experts that are missed, at which a line touches the mean wait."""
 
 
-class Hidden(NamedTuple):
-    """Of ``share`` of all visits so many seconds of the wait pass beside other work."""
-
-    share: float
-    seconds: float
-
-
 class Line(NamedTuple):
     """Of one visit: seconds where nothing is missed, and more for each expert missed."""
 
@@ -26,23 +19,22 @@ class Line(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def wait_lines(waits: tuple[float, ...], hidden: tuple[Hidden, ...]) -> tuple[Line, ...]:
+def wait_lines(waits: tuple[float, ...]) -> tuple[Line, ...]:
     """Lines of which the largest is the mean wait of a visit that misses x of u experts on average, each by itself:
 
-        E[max(0, waits[k] - hidden)], k of Binomial(u, x / u), u = len(waits) - 1
+        E[waits[k]], k of Binomial(u, x / u), u = len(waits) - 1
 
-    That is convex in x where the waits are in k, as these are, so no line is above it. The largest is exact at :data:`MISSED_AT`.
-    O(u) for each line, kept for the next time.
+    That is convex in x where ``waits`` are in k; then no line is above it. The largest is exact at :data:`MISSED_AT`. O(u) for each line,
+    kept for the next time.
     """
     asked = len(waits) - 1
     if asked < 1:
         return (Line(0.0, 0.0),)
-    left = [sum(share * max(0.0, waits_s - seconds) for share, seconds in hidden) for waits_s in waits]
-    more = [after - before for before, after in zip(left, left[1:], strict=False)]
+    more = [after - before for before, after in zip(waits, waits[1:], strict=False)]
     lines = []
     for odds in MISSED_AT:
         each = _mean(more, odds)
-        lines.append(Line(_mean(left, odds) - each * odds * asked, each))
+        lines.append(Line(_mean(waits, odds) - each * odds * asked, each))
     return tuple(dict.fromkeys(lines))
 
 

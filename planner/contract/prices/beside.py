@@ -239,7 +239,9 @@ class Missed:
 
     bill: Price
     waits: tuple[float, ...]
-    """Seconds that a visit waits which misses 0, 1, 2 ... of them."""
+    """Seconds that a visit waits which misses 0, 1, 2 ... of them, if nothing goes on beside."""
+    copies: tuple[int, ...] = (0,)
+    """How many of these the link brings."""
     copied: float = 1.0
     """The share of them that the link brings."""
 
@@ -252,7 +254,7 @@ class Missed:
             return cls(copied, (0.0,))
         visited = max(1, round(visit(experts, batch).touched))
         if split is None:
-            return cls(copied, tuple(n * copied.of(Resource.h2d) for n in range(visited + 1)))
+            return cls(copied, tuple(n * copied.of(Resource.h2d) for n in range(visited + 1)), tuple(range(visited + 1)))
         missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
         odds = min(1.0, max(1e-6, missed / len(experts.layers) / visited))
         rows = max(1, round(batch * experts.top_k / visited))
@@ -263,7 +265,7 @@ class Missed:
         link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
         computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
         bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)
-        return cls(bill, waits, 1 - on_host)
+        return cls(bill, waits, tuple(n - mine for n, mine in enumerate(taken)), 1 - on_host)
 
 
 def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:

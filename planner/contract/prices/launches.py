@@ -134,6 +134,17 @@ def asked_issue_s(hardware: HardwareProfile) -> float:
     return OPERATIONS.asked / OPERATIONS.dense(True) * hardware.layer_launch_s if hardware.gpu else 0.0
 
 
+def expert_launches(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Of what the host launches for an MoE layer of a step over ``tokens`` tokens, the share that is for one of its experts."""
+    if model.experts is None:
+        return 0.0
+    if can_record(hardware, model):
+        tabled = are_tabled(model, tokens)
+        return OPERATIONS.piece_each(tokens, tabled) / OPERATIONS.in_pieces(model.experts, tokens, tabled)
+    grouped = are_grouped(hardware, model, tokens)
+    return OPERATIONS.each(tokens, True, grouped) / OPERATIONS.routed(model.experts, tokens, True, grouped)
+
+
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
     """Host seconds to launch all layers of a pass over ``tokens`` tokens: for each layer the measured seconds, times its operations over
     those of a dense layer in a decode step. This pass's attention has ``more`` operations than that."""

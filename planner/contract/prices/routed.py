@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.experts.expert_misses import Misses, visit
-from penstock.planner.contract.experts.visit_waits import Hidden, Line, wait_lines
+from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.experts.visit_waits import Line, wait_lines
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import missed_beside_layers
+from penstock.planner.contract.prices.beside import Missed, missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import ahead_of
-from penstock.planner.contract.prices.launches import copied_issue_s
+from penstock.planner.contract.prices.launches import copied_issue_s, expert_launches
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
 from penstock.planner.contract.prices.stages import launched_meanwhile_s, weight_pass_s
@@ -35,7 +36,8 @@ class Routed:
         step = compute + sum over layers of E[max(0, k * f - (u - 1) * expert_compute - launches)]
 
     with k of Binomial(u, m / u), where m are missing on average (``penstock.planner.contract.experts.visit_waits``): by lines that touch
-    it. Where kernels are recorded, each copy takes ``called_s`` more. What is read from the SSD takes instead, for each of r reads,
+    it. Where few slots let them through, it waits as a prompt does whose slots are full (``LateExperts``), if that is longer. Where kernels
+    are recorded, each copy takes ``called_s`` more. What is read from the SSD takes instead, for each of r reads,
 
         r * (fetch - (expert_compute * (u - 1) + launches) / u)
 
@@ -74,6 +76,12 @@ class Routed:
     """Of this rank's, those that route."""
     beside_s: float = 0.0
     """Of a visit, what goes on while its experts are copied."""
+    slots: int = 0
+    """Through which missed experts pass."""
+    expert_s: float = 0.0
+    """Computing with one, and launching that."""
+    others_s: float = 0.0
+    """Launching the rest of its layer, beyond what computing takes."""
     all_asked: float = 0.0
     """Share of the visits that use nearly all experts of a layer."""
     ahead: float = 0.0
@@ -107,10 +115,12 @@ class Routed:
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         expert_s = unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
         computed_s = alone * (u - 1) / u * expert_s
-        issued_s = called_s = called_each_s = exposed = copies_s = beside_s = 0.0
+        issued_s = called_s = called_each_s = exposed = copies_s = beside_s = launched_s = others_s = 0.0
         if hardware.gpu:
             meanwhile_s = launched_meanwhile_s(hardware, model, batch) / len(model.experts.layers)
             issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * expert_s + meanwhile_s
+            each_s = expert_launches(hardware, model, batch) * meanwhile_s
+            launched_s, others_s = expert_s + each_s, meanwhile_s - u * each_s
             called_each_s = copied_issue_s(hardware, model, batch)
             called_s = alone * called_each_s
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
@@ -126,6 +136,9 @@ class Routed:
             1 - foreseen if hardware.gpu else alone,
             len(model.experts.layers),
             beside_s,
+            fewest_slots(model.experts),
+            launched_s,
+            others_s,
             one.all_asked,
             ahead_of(hardware, model),
             apart,
@@ -149,11 +162,22 @@ class Routed:
         """The same of its way from DRAM to the device, behind the SSD."""
         return max(0.0, fetch_s * self.link_alone + self.called_s - self.computed_s - self.issued_s)
 
-    def waited(self, waits: Sequence[float], copy_s: float) -> Sequence[Line]:
-        """What a visit waits for experts that DRAM holds: :class:`Fetched` has ``waits``, and how long one is copied."""
-        each = tuple(seconds * self.link_alone + missed * self.called_each_s for missed, seconds in enumerate(waits))
-        ahead_s = self.ahead * copy_s * self.link_alone
-        return wait_lines(each, (Hidden(1 - self.all_asked, self.beside_s), Hidden(self.all_asked, self.beside_s + ahead_s)))
+    def waited(self, missed: Missed, copy_s: float) -> Sequence[Line]:
+        """What a visit waits for ``missed`` experts, each of which is copied in ``copy_s``."""
+        return wait_lines(
+            tuple(
+                self._left_s(at * self.called_each_s + wait_s * self.link_alone, copies, copy_s * self.link_alone)
+                for at, (wait_s, copies) in enumerate(zip(missed.waits, missed.copies, strict=True))
+            )
+        )
+
+    def _left_s(self, wait_s: float, copies: int, copy_s: float) -> float:
+        """Of ``wait_s`` for experts, some of which are ``copies`` over the link: what nothing goes on beside, on average."""
+        left_s = 0.0
+        for share, ahead in ((1 - self.all_asked, 0.0), (self.all_asked, self.ahead)):
+            full_s = (copies - ahead - self.slots) * copy_s - (copies - ahead - 2) * self.expert_s - self.others_s
+            left_s += share * max(0.0, wait_s - self.beside_s - ahead * copy_s, full_s if self.expert_s < copy_s else 0.0)
+        return left_s
 
 
 def behind_last(read: float) -> tuple[float, float]:
@@ -178,8 +202,8 @@ class Fetched:
     copy_s: float
     any_read: Amount
     """1 where any is read, else 0."""
-    waits: Sequence[float]
-    """Seconds that a visit waits which misses 0, 1, 2 ... of those that DRAM holds, whoever computes with them."""
+    missed: Missed
+    """Those that DRAM holds, whoever computes with them."""
 
     @property
     def from_dram(self) -> Amount:
@@ -208,7 +232,7 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
     reading, most = sum(count * each for count, each in reads), routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
     follow = sum(count * max(each, copy) for count, each in reads)
-    for line in routed.waited(fetched.waits, fetched.copy_s):
+    for line in routed.waited(fetched.missed, fetched.copy_s):
         none, each = (routed.waits * seconds / unit_s for seconds in line)
         missed = routed.turns * routed.layers * none + from_dram * each + known + beside
         yield routed.waits * compute + (1 - routed.apart) * read * copy + routed.apart * follow + missed
@@ -230,5 +254,5 @@ def routed_s(
     if model.experts is None:
         return 0.0
     read = [(missed.dram, moved.expert_read.of(Resource.ssd), moved.read_late_s)]
-    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed.waits)
+    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed)
     return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed, fetched))

@@ -131,7 +131,8 @@ class ExpertTerms:
         read, copied = self._missed(p.batch)
         reads = [(n, t * tick_s, late_s) for n, t, late_s in zip(read, self._read_t, self._late_s, strict=True)]
         copy_s = self._copy_t * tick_s
-        fetched = Fetched(reads, copied, copy_s, self.read, self._missed_price.waits if p.hardware.gpu else (0.0,))
+        missed = self._missed_price if p.hardware.gpu else Missed(Price(), (0.0,))
+        fetched = Fetched(reads, copied, copy_s, self.read, missed)
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
