@@ -261,11 +261,13 @@ class Missed:
         taken = [len(split.on_host([rows] * n)) for n in range(visited + 1)]
         chances = [math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n) for n in range(visited + 1)]
         on_host = sum(chance * mine for chance, mine in zip(chances, taken, strict=True)) / (odds * visited)
-        waits = tuple(split.lasts([rows] * mine, n - mine) for n, mine in enumerate(taken))
+        waits = [split.lasts([rows] * mine, n - mine) for n, mine in enumerate(taken)]
+        each_s = sum(chance * wait_s for chance, wait_s in zip(chances, waits, strict=True)) / (odds * visited)
         link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
         computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
         bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)
-        return cls(bill, waits, tuple(n - mine for n, mine in enumerate(taken)), 1 - on_host)
+        even = tuple(n * each_s for n in range(visited + 1))  # a mean: two that are shared take hardly longer than one
+        return cls(bill, even, tuple(n - mine for n, mine in enumerate(taken)), 1 - on_host)
 
 
 def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
