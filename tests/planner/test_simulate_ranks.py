@@ -17,10 +17,11 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Reside
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
-from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
@@ -241,6 +242,46 @@ EXPERTS = {
 """Ranks, VRAM, bytes of attention, experts and bytes of each. Experts are drawn by recency, so that ``lru`` finds what a plan expects of
 any policy; ``mix`` misses up to a quarter more."""
 RECENT = Force(expert_policy=ExpertPolicyName.lru)
+
+
+MANY = model(layers=16, attn=84 * MB, ffn=64 * 25 * MB, experts=64)
+
+
+def routed(whole: ModelSpec, count: int, vram: int, asked: Workload, **card: object) -> tuple[float, float]:
+    """Predicted over simulated, a prompt and a step."""
+    hardware = host(vram=vram, dram=256 * GB, **CARDS | card)
+    plan = answer_dealt(Question(hardware, whole, asked, RECENT, ranks=count))
+    record = RanksSimulation(plan, Options()).run()[0].record
+    predicted = plan.prediction
+    return predicted.ttft_s / fmean(record.prefill_ns) * 1e9, predicted.decode_s_per_token / fmean(record.step_ns) * 1e9
+
+
+@pytest.mark.parametrize("launch_s", [2e-4, 1e-3])
+@pytest.mark.parametrize("layers", [9, 11])
+def test_ranks_with_one_layer_more_than_others_wait_for_as_many_as_there_are(layers: int, launch_s: float) -> None:
+    """Of nine layers over four ranks three ranks have two, and one has three: they are not twelve."""
+    whole = model(layers=layers, attn=84 * MB, ffn=64 * 25 * MB, experts=64)
+    prompt, step = routed(whole, 4, 4 * GB, work(new_tokens=96, requests=2), layer_launch_s=launch_s)
+    assert prompt == pytest.approx(1, abs=0.04) and step == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize("launch_s", [6e-4, 1e-3])
+def test_who_misses_few_experts_waits_for_none_while_the_host_launches(launch_s: float) -> None:
+    prompt, step = routed(MANY, 2, 3 * GB, work(new_tokens=96), layer_launch_s=launch_s)
+    assert prompt == pytest.approx(1, abs=0.03) and step == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("launch_s", [2e-4, 1e-3])
+def test_a_long_prompts_attention_hides_behind_no_wait_for_experts(launch_s: float, coded: bool) -> None:
+    """Neither where decoding experts takes as long as their products."""
+    whole = MANY
+    if coded:
+        form = QUANTISED["MXFP4"]
+        units = (replace(unit, format=form) if unit.kind is UnitKind.expert else unit for unit in MANY.units)
+        whole = replace(MANY, units=tuple(units))
+    prompt, _ = routed(whole, 4, 4 * GB, work(prompt_tokens=8192, new_tokens=4), layer_launch_s=launch_s)
+    assert prompt == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(("count", "vram", "attn", "experts", "size"), EXPERTS.values(), ids=EXPERTS)

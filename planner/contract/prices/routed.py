@@ -85,7 +85,7 @@ class Routed:
     all_asked: float = 0.0
     """Share of the visits that use nearly all experts of a layer."""
     ahead: float = 0.0
-    """Experts that have come before such a visit."""
+    """Experts that have come before such a visit, and that it uses."""
     apart: float = 0.0
     """Share of the time in which reads and copies do not overlap."""
     exposed: float = 0.0
@@ -140,7 +140,7 @@ class Routed:
             launched_s,
             others_s,
             one.all_asked,
-            ahead_of(hardware, model),
+            ahead_of(hardware, model) * u / model.experts.count,
             apart,
             exposed,
             named,
