@@ -16,9 +16,10 @@ HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, CACHED_TOKENS = 128, 4, 2, 256, 32, 32
 """Layers so small that a device has done with an operation before the next one is issued."""
 LAYERS = 16
 """Issued before a synchronize: fewer operations than a CUDA stream queues before it makes the host wait."""
-WARM_UP_STEPS = 2
-LEAST_SAMPLES = 2
-"""Few, since on an overloaded machine a layer takes 100 times as long as on an idle one."""
+WARM_UP_STEPS, WARM_UP_S = 2, 0.25
+LEAST_SAMPLES, LEAST_S = 2, 0.5
+"""Few samples, since on an overloaded machine a layer takes 100 times as long as on an idle one. A process's first steps find its kernels.
+A quick probe that timed six of them gave 0.57 and 1.37 ms a layer on one kind of host, where runs took the same."""
 
 
 class TinyDecoder:
@@ -72,6 +73,15 @@ class TinyDecoder:
         return taken / LAYERS
 
 
+def _steps(model: TinyDecoder, least: int, seconds: float, synchronize: Callable[[], None]) -> list[float]:
+    """Host seconds to launch one layer, of the steps of ``seconds``, ``least`` of them at least."""
+    taken: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(taken) < least or time.perf_counter() < end:
+        taken.append(model.timed_step(synchronize))
+    return taken
+
+
 def measure_launch(device: str, seconds: float, synchronize: Callable[[], None]) -> Iterator[Figure]:
     """Host seconds to launch one layer on ``device``; ``synchronize`` waits for the device and is not counted.
 
@@ -79,11 +89,7 @@ def measure_launch(device: str, seconds: float, synchronize: Callable[[], None])
     of samples lies 3 to 33 % below the median (six times 64 samples on an H200's host).
     """
     model = TinyDecoder(device)
-    for _ in range(WARM_UP_STEPS):
-        model.timed_step(synchronize)
-    durations: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(durations) < LEAST_SAMPLES or time.perf_counter() < end:
-        durations.append(model.timed_step(synchronize))
+    _steps(model, WARM_UP_STEPS, WARM_UP_S, synchronize)
+    durations = _steps(model, LEAST_SAMPLES, max(seconds, LEAST_S), synchronize)
     how = f"a Llama of {LAYERS} layers of hidden size {HIDDEN} in transformers, {device}: median of {len(durations)} steps"
     yield Figure("layer_launch_s", statistics.median(durations), how)
