@@ -239,6 +239,9 @@ class Chat:
         return prompt
 
     def _remedy(self) -> str:
+        most = self._plan.model.max_tokens
+        if most and self._talk.capacity_tokens >= most:
+            return "/reset begins anew, and the model is made for no more"
         return "/reset begins anew, and a plan for more is made with workload.context_tokens="
 
     def _speak(self, prompt: tuple[int, ...], limit: int) -> tuple[Generation | None, bool]:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +125,18 @@ def test_whatever_a_template_raises_is_one_line(vocabulary: Vocabulary, program:
 
 
 def talked(
-    spoken_to: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], lines: str, **keys: Any
+    spoken_to: Path,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    lines: str,
+    made_for: int = 0,
+    **keys: Any,
 ) -> tuple[str, dict[str, Any], str]:
-    """What `runtime chat` says to piped lines: texts, the closing line, and what it tells aside."""
+    """What `runtime chat` says to piped lines: texts, the closing line, and what it tells aside. The model is
+    ``made_for`` so many tokens."""
     plan = plan_for(spoken_to, decisions(pages=16, batch=2), work=workload(batch=2, prompt_tokens=100))
-    write_plan(plan, directory / "plan.yaml")
+    write_plan(replace(plan, model=replace(plan.model, max_tokens=made_for)), directory / "plan.yaml")
     monkeypatch.chdir(directory)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
     chat_verb(ChatConfig(**{"plan": "plan.yaml", "max_new_tokens": 5} | keys))
@@ -156,6 +164,8 @@ def test_a_conversation_that_outgrows_its_context_is_refused_or_clipped(
     lines = f"{'a' * 40}\n{'b' * 40}\n"
     with pytest.raises(UserError, match=r"with this the conversation has \d+ tokens, and the context has 128: /reset"):
         talked(spoken_to, tmp_path, monkeypatch, capsys, lines)
+    with pytest.raises(UserError, match="/reset begins anew, and the model is made for no more$"):
+        talked(spoken_to, tmp_path, monkeypatch, capsys, lines, made_for=128)
     capsys.readouterr()
     _, closing, aside = talked(spoken_to, tmp_path, monkeypatch, capsys, lines, clip="tail", quiet=False)
     assert closing["turns"] == 2 and "the first turn is forgotten" in aside
