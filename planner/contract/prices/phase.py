@@ -258,4 +258,8 @@ def _coded(
 
 
 def _lookups(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> Price:
-    return Price({Resource.card: lookup_s(model, rows, passes)}) if hardware.gpu and model.computes_embedding else Price()
+    """Meanwhile the ring brings a layer, and is full."""
+    if hardware.gpu is None or not model.computes_embedding:
+        return NOTHING
+    seconds, layer_s = lookup_s(model, rows, passes), (model.attn_max + model.ffn_max) / hardware.gpu.h2d.peak / GB
+    return Price({Resource.card: seconds}, rests=max(0.0, seconds - passes * layer_s))

@@ -80,6 +80,8 @@ class Price:
     """Seconds in which the interpreter waits for what it has handed over to the CPU, and launches nothing."""
     behind: Amount = 0
     """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
+    rests: Amount = 0
+    """Seconds in which the link copies nothing, since the ring is full while a pass looks its tokens up."""
     late: Mapping[Late, Amount] = field(default_factory=dict)
     """Seconds for which the card waits in its layers for experts that are copied when their routers have spoken, less what it computes
     meanwhile; nothing where that is less than 0."""
@@ -89,16 +91,16 @@ class Price:
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
         issued, handing = self.issued + other.issued, self.handing + other.handing
-        behind, late = self.behind + other.behind, _sum(self.late, other.late)
-        return Price(seconds, nbytes, issued, handing, behind, late, self.meanwhile + other.meanwhile)
+        behind, rests, late = self.behind + other.behind, self.rests + other.rests, _sum(self.late, other.late)
+        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.meanwhile + other.meanwhile)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
         issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
-        handing = self.handing * count if self.hands_over else 0
+        handing, rests = self.handing * count if self.hands_over else 0, self.rests * count if self.is_full else 0
         late = {layers: seconds * count for layers, seconds in self.late.items()}
-        return Price(seconds, nbytes, issued, handing, behind, late, self.meanwhile * count if self.meanwhile else 0.0)
+        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.meanwhile * count if self.meanwhile else 0.0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -125,6 +127,11 @@ class Price:
         return not isinstance(self.behind, int | float) or self.behind > 0
 
     @property
+    def is_full(self) -> bool:
+        """Whether the link ever :attr:`rests`."""
+        return not isinstance(self.rests, int | float) or self.rests > 0
+
+    @property
     def issuing_s(self) -> float:
         """Seconds that the interpreter takes at least for what it launches, queues and waits for, where these are numbers."""
         return float(max(self.in_turn, self.issued + self.handing if self.issues and self.hands_over else 0.0))
@@ -134,12 +141,14 @@ class Price:
 
         Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed. What
         the host launches meanwhile hides.
-        Launching kernels and queueing copies share the interpreter. The LM head comes behind the last layer.
+        Launching kernels and queueing copies share the interpreter. The LM head comes behind the last layer. The link rests while the
+        ring is full.
         """
         yield from (self.of(resource) for resource in Resource)
         yield self.in_turn
         yield self.issued + self.handing if self.hands_over else 0.0
         yield self.of(Resource.card) + self.behind if self.waits else 0.0
+        yield self.of(Resource.h2d) + self.rests if self.is_full else 0.0
         for layers in Late:
             yield self.of(Resource.card) + self.behind + self.late[layers] if layers in self.late else 0.0
         both = Resource.card in self.seconds and Resource.cpu in self.seconds
