@@ -221,10 +221,10 @@ def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     if tokens < 1:
         raise UserError(f"max_new_tokens={tokens}: must be 1 or more, at most {capacity - 1} by this plan; set it so")
     limit = plan.model.max_tokens
-    if limit and tokens >= limit:
+    if limit and tokens >= max(limit, capacity):  # no plan holds more
         raise UserError(
-            f"max_new_tokens={tokens}: {plan.model.name} is made for sequences of {limit} tokens, prompt and reply together; "
-            f"set it to at most {min(limit, capacity) - 1}"
+            f"max_new_tokens={tokens}: {plan.model.name} is made for sequences of {limit} tokens, prompt and reply together, "
+            f"so 1 to {min(limit, capacity) - 1} are allowed; set it so"
         )
     if tokens >= capacity:
         raise UserError(

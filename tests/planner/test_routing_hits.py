@@ -203,10 +203,11 @@ def test_a_plan_misses_what_its_own_slots_miss_in_the_routings(policy, tmp_path)
 @pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared routings")
 @pytest.mark.parametrize("in_vram, in_dram", [(2, 4), (4, 2), (3, 3)])
 def test_both_tiers_miss_what_the_simulated_engine_reads(in_vram, in_dram):
-    """Nothing fetched ahead; a prompt of one token counts as a step."""
+    """Nothing fetched ahead, by a host that takes no time to ask: reads that begin later come in another order. A prompt of one token
+    counts as a step."""
     shared = part_of_the_shared_routings(500)
     steps = replace(shared, experts=shared.experts[shared.decode], prompt=shared.prompt[shared.decode], decode=shared.decode[shared.decode])
-    hardware, m, w = machine(), model(6, experts=8), work(prompt_tokens=1, new_tokens=len(steps.decode) + 1)
+    hardware, m, w = machine(layer_launch_s=0.0), model(6, experts=8), work(prompt_tokens=1, new_tokens=len(steps.decode) + 1)
     made = replace(solve(hardware, m, w), experts=ExpertSlots(6 * in_vram + 3, 6 * in_dram + 3))
     plan = Plan(hardware, m, w, made, predict(hardware, m, w, made))
     found = Simulation(plan, routers=RecordedRouters(steps, None)).run().experts["dram"]

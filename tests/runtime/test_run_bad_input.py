@@ -62,8 +62,8 @@ def test_a_prompt_without_tokens_is_refused(shared_models: Path, tmp_path: Path)
 def test_a_reply_longer_than_the_model_is_made_for_is_not_sent_to_the_planner(here: Desk) -> None:
     plan = read_plan(here.plan)
     write_plan(replace(plan, model=replace(plan.model, max_tokens=512)), here.plan)
-    line = here.refusal(max_new_tokens=512)
-    assert "is made for sequences of 512 tokens" in line and "at most 511" in line
+    line = here.refusal(max_new_tokens=1024)
+    assert "is made for sequences of 512 tokens" in line and "1 to 511 are allowed" in line
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_run(here: Desk) -> None:
