@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 import torch
 
@@ -34,14 +35,38 @@ class PoolTold:
     level: Level
 
 
-@dataclass(frozen=True)
-class Ticket:
+class UnitRows(NamedTuple):
+    """A unit's input and output rows, looked at once: who starts units over the same rows again and again does so beforehand."""
+
+    x: torch.Tensor
+    out: torch.Tensor
+    height: int
+    inputs: int
+    outputs: int
+    x_at: int
+    out_at: int
+
+    @classmethod
+    def of(cls, x: torch.Tensor, out: torch.Tensor) -> UnitRows:
+        """Of ``x`` [rows, inputs] and ``out`` [rows, outputs]. ValueError unless both are plain BF16 on the CPU, of as many rows."""
+        (height, inputs), (made, outputs) = _plain(x), _plain(out)
+        if made != height:
+            raise ValueError(f"{height} input rows for {made} output rows")
+        return cls(x, out, height, inputs, outputs, x.data_ptr(), out.data_ptr())
+
+    def check(self, ffn: HostFfn) -> None:
+        """ValueError unless they are rows of ``ffn``."""
+        for mine, its in ((self.inputs, ffn.inputs), (self.outputs, ffn.outputs)):
+            if mine != its:
+                raise ValueError(f"rows of {mine}, where the layer has {its}")
+
+
+class Ticket(NamedTuple):
     """A unit that was started. Its tensors stay as long as this does; the pool needs them until it is waited for."""
 
     number: int
     ffn: HostFfn
-    x: torch.Tensor
-    out: torch.Tensor
+    rows: UnitRows
 
 
 class HostPool:
@@ -75,8 +100,11 @@ class HostPool:
     def ffn(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both BF16 on the CPU."""
         if not self.joined:
-            self.wait(self.start(ffn, x, out))
-        elif self._library.pool_do(self._open, ffn.in_c(), _rows_of_both(ffn, x, out), x.data_ptr(), out.data_ptr()) < 0:
+            self.wait(self.start(ffn, UnitRows.of(x, out)))
+            return
+        rows = UnitRows.of(x, out)
+        rows.check(ffn)
+        if self._library.pool_do(self._open, ffn.in_c(), rows.height, rows.x_at, rows.out_at) < 0:
             raise MemoryError(_NO_SCRATCH)
 
     def attend(self, asked: CAttend) -> None:
@@ -93,16 +121,16 @@ class HostPool:
         number = self._library.pool_start(self._open, host_read(memory), 0, None, ctypes.addressof(seen), None, 0)
         self._library.pool_wait(self._open, number)
 
-    def start(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor, flag: int | None = None, value: int = 0) -> Ticket:
-        """Have ``out`` computed after what was started before. ``x`` must stay as it is until :meth:`wait`. Behind ``out`` the 32 bits at
-        address ``flag`` become ``value``, which a card may wait for."""
+    def start(self, ffn: HostFfn, rows: UnitRows, flag: int | None = None, value: int = 0) -> Ticket:
+        """Have ``rows.out`` computed after what was started before. ``rows.x`` must stay as it is until :meth:`wait`. Behind the results
+        the 32 bits at address ``flag`` become ``value``, which a card may wait for."""
         if self.joined:
             raise ValueError("nothing is started in a pool whose caller computes, too")
-        rows = _rows_of_both(ffn, x, out)
-        number = self._library.pool_start(self._open, ffn.in_c(), rows, x.data_ptr(), out.data_ptr(), flag, value)
+        rows.check(ffn)
+        number = self._library.pool_start(self._open, ffn.in_c(), rows.height, rows.x_at, rows.out_at, flag, value)
         if number < 0:
             raise MemoryError(_NO_SCRATCH)
-        return Ticket(number, ffn, x, out)
+        return Ticket(number, ffn, rows)
 
     def wait(self, ticket: Ticket) -> None:
         """Until the ticket's ``out`` is written."""
@@ -171,16 +199,8 @@ def pool_here(threads: int, tell: Callable[[str], None] = lambda line: None) -> 
     return HostPool(here)
 
 
-def _rows_of_both(ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> int:
-    rows = _rows_of(x, ffn.inputs)
-    if _rows_of(out, ffn.outputs) != rows:
-        raise ValueError(f"{rows} input rows for {out.shape[0]} output rows")
-    return rows
-
-
-def _rows_of(tensor: torch.Tensor, columns: int) -> int:
+def _plain(tensor: torch.Tensor) -> tuple[int, int]:
+    """Its rows and columns."""
     if tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.ndim != 2:
         raise ValueError(f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16")
-    if tensor.shape[1] != columns:
-        raise ValueError(f"rows of {tensor.shape[1]}, where the layer has {columns}")
-    return tensor.shape[0]
+    return tensor.shape[0], tensor.shape[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
-from penstock.runtime.beside.host_pool import HostPool, Ticket
+from penstock.runtime.beside.host_pool import HostPool, Ticket, UnitRows
 from penstock.runtime.experts.products.expert_products import clamps
 from penstock.runtime.experts.products.expert_views import PlacedTensors
 from penstock.runtime.formats.coding import Coding
@@ -38,8 +37,7 @@ class Made(NamedTuple):
     """The first of these rows among all results of the visit."""
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """An expert that the CPU began with, and the rows of its results."""
 
     expert: int
@@ -133,7 +131,11 @@ class BesideCard:
         rows, top_k, hidden = shape
         self._x, self._x_there = self._mapped(rows, hidden, device)
         self._y, self._y_there = self._mapped(rows * top_k, hidden, device)
+        self._alone = [(UnitRows.of(self._x[:1], out), there) for out, there in zip(self._y.split(1), self._y_there.split(1), strict=True)]
+        """Of one token: what each expert that the CPU takes computes, and its result as kernels read it."""
+        self._x_alone = self._x_there[:1]
         self._flag = torch.zeros(FLAG_BYTES // 4, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._flag_at = self._flag.data_ptr()
         self._visits = 0
         self._tickets: list[Ticket] = []
         """Of the visit in progress: they keep what the threads read."""
@@ -145,7 +147,7 @@ class BesideCard:
     def take(self, hidden: torch.Tensor) -> None:
         """``hidden`` [rows, hidden] goes into a layer's router, whose choice the host waits for. Nothing for more rows than a step has."""
         if len(hidden) <= len(self._x):
-            torch.add(hidden, 0, out=self._x_there[: len(hidden)])
+            torch.add(hidden, 0, out=self._x_alone if len(hidden) == 1 else self._x_there[: len(hidden)])
             self._pool.near()
 
     def begin(self, layer: int, routing: Routing, places: Mapping[int, tuple[int, torch.Tensor]], queued_bytes: int) -> Sequence[Asked]:
@@ -155,28 +157,32 @@ class BesideCard:
             return ()
         experts = [*places]
         one = len(routing.chosen) == 1
-        tokens = [[0] if one else np.flatnonzero((routing.chosen == expert).any(1)).tolist() for expert in experts]
+        tokens = [] if one else [np.flatnonzero((routing.chosen == expert).any(1)).tolist() for expert in experts]
         queue_s = queued_bytes / self._copy_bytes * self._split.copy_s
-        taken = self._split.on_host([len(rows) for rows in tokens], queue_s)
+        taken = self._split.on_host((1,) * len(experts) if one else [len(rows) for rows in tokens], queue_s)
         if not taken:
             return ()
         self._visits += 1
         self.computed += len(taken)
         self._tickets, asked, at = [], [], 0
         for number in taken:
-            expert, rows = experts[number], slice(at, at + len(tokens[number]))
-            x = self._x[:1] if one else self._x[tokens[number]]
-            flag = self._flag.data_ptr() if number == taken[-1] else None
-            ticket = self._pool.start(self._unit_of(layer, expert, *places[expert]), x, self._y[rows], flag, self._visits)
+            expert, end = experts[number], at + (1 if one else len(tokens[number]))
+            rows = self._alone[at][0] if one else UnitRows.of(self._x[tokens[number]], self._y[at:end])
+            flag = self._flag_at if number == taken[-1] else None
+            ticket = self._pool.start(self._unit_of(layer, expert, *places[expert]), rows, flag, self._visits)
             self._tickets.append(ticket)
-            asked.append(Asked(expert, rows, partial(self._pool.wait, ticket)))
-            at = rows.stop
+            asked.append(Asked(expert, slice(at, end), partial(self._pool.wait, ticket)))
+            at = end
         return asked
 
     def made(self, asked: Sequence[Asked]) -> list[Made]:
         """What :meth:`begin` began, for kernels issued from now on, which wait for it."""
         self._copier.compute_waits_for(self._flag, self._visits)
-        return [Made(one.expert, self._y_there[one.rows], one.rows.start) for one in asked]
+        found = []
+        for expert, rows, _ in asked:
+            at = rows.start
+            found.append(Made(expert, self._alone[at][1] if rows.stop == at + 1 else self._y_there[rows], at))
+        return found
 
     @property
     def results(self) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 NOBODY: tuple[int, ...] = ()
 
@@ -41,13 +42,19 @@ class HostSplit:
 
     def on_host(self, rows: Sequence[int], queue_s: float = 0.0) -> tuple[int, ...]:
         """Positions in ``rows``, one entry a missed expert that lies in DRAM, of those that the CPU computes, in the order given.
-        ``queue_s``: seconds of copies that the link has queued already. O(n log n) for n experts."""
-        fits = [at for at, n in enumerate(rows) if 1 <= n <= len(self.host_s)]
-        order = sorted(fits, key=lambda at: (rows[at], -at))
-        waits = [self.lasts([rows[at] for at in order[:k]], len(rows) - k, queue_s) for k in range(len(order) + 1)]
-        return tuple(sorted(order[: waits.index(min(waits))]))
+        ``queue_s``: seconds of copies that the link has queued already. O(n log n) for n experts; kept for the next time, since a step's
+        visits ask the same again and the card waits for the answer."""
+        return _on_host(self, tuple(rows), queue_s)
 
     def each_s(self, experts: int) -> float:
         """Seconds that each of ``experts`` missed ones of one row adds to a visit, on average."""
         taken = len(self.on_host([1] * experts))
         return self.lasts([1] * taken, experts - taken) / experts
+
+
+@lru_cache(maxsize=1024)
+def _on_host(split: HostSplit, rows: tuple[int, ...], queue_s: float) -> tuple[int, ...]:
+    fits = [at for at, n in enumerate(rows) if 1 <= n <= len(split.host_s)]
+    order = sorted(fits, key=lambda at: (rows[at], -at))
+    waits = [split.lasts([rows[at] for at in order[:k]], len(rows) - k, queue_s) for k in range(len(order) + 1)]
+    return tuple(sorted(order[: waits.index(min(waits))]))

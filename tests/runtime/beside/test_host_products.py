@@ -14,7 +14,7 @@ from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear
 from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
-from penstock.runtime.beside.host_pool import HostPool, pool_here
+from penstock.runtime.beside.host_pool import HostPool, UnitRows, pool_here
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
 LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
@@ -101,7 +101,7 @@ def test_started_units_are_done_in_their_order(pool: HostPool) -> None:
     chain = [normal(1, 64), *(torch.empty(1, 64, dtype=torch.bfloat16) for _ in range(100))]
     unit = HostFfn(None, None, matrix_of(weight))
     before = pool.told()
-    tickets = [pool.start(unit, x, out) for x, out in zip(chain, chain[1:], strict=False)]
+    tickets = [pool.start(unit, UnitRows.of(x, out)) for x, out in zip(chain, chain[1:], strict=False)]
     for ticket in tickets[::-1]:
         pool.wait(ticket)
     again = [torch.empty_like(chain[0]) for _ in chain[1:]]
