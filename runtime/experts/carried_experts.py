@@ -47,9 +47,10 @@ class CarriedExperts:
 
     def prepare(self) -> None:
         """Know all parts' copies, some 10 us each: a step would wait for it."""
+        known: Callable[[Key, int], object] = self.segments_of if self._carrier is None else self._words_of
         for key in self._layouts if not self._dram.still else ():
             for number in range(len(self._dram.parts(*key))):
-                self.segments_of(key, number) if self._carrier is None else self._words_of(key, number)
+                known(key, number)
 
     def segments_of(self, key: Key, number: int) -> Sequence[Segment]:
         """Of a part that the SSD brings."""

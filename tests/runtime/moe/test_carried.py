@@ -24,8 +24,7 @@ from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.native.readers_library import readers_file
 from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
-from tests.runtime.moe.test_tiers import arrivals
-from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, card_tier, check, dram_tier, routings, uses
+from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, card_tier, check, compute_in_any_order, dram_tier
 from tests.runtime.test_native_readers import Held
 from tests.support import COPY, ENTER, RECORD
 
@@ -85,17 +84,7 @@ def test_kernels_find_what_readers_copied_in_any_order(
     device, cache = CarryingDevice(lambda enabled: draw.choice(list(enabled))), cache_of(vram, seed, prefetch)
     with dram_tier(layouts, dram, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device)
-        ran = []
-        for layer, routing in routings(seed, 12):
-            for expert, parameters in arrivals(card, layer, routing, together):
-                device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
-            for _ in range(draw.randint(0, 3)):
-                if device.enabled():
-                    device.advance(draw.choice(device.enabled()))
-                card.fetch_ahead()
-        while device.enabled():
-            device.advance(draw.choice(device.enabled()))
-        assert len(ran) == uses(seed, 12)
+        compute_in_any_order(card, device, draw, seed, together)
         card.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,7 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
 from penstock.planner.contract.experts.prefetch import Prefetch
-from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.expert_fetch import most_of, parts_of
-from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.host_experts import HostExperts
 from penstock.runtime.reading.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
@@ -29,8 +26,10 @@ from tests.runtime.moe.tiers import (
     Clock,
     FarWhims,
     Whims,
+    arrivals,
     card_tier,
     check,
+    compute_in_any_order,
     dram_tier,
     routings,
     uses,
@@ -68,11 +67,6 @@ def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layo
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 
 
-def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
-    """One at a time, or by groups."""
-    return (arrived for group in card.groups(layer, routing) for arrived in group.arrived) if together else card.visit(layer, routing)
-
-
 @settings(deadline=None, max_examples=25)
 @given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), together=st.booleans())
 def test_a_card_computes_with_every_expert_once_a_visit_and_fetches_ahead(
@@ -101,17 +95,7 @@ def test_kernels_find_their_expert_in_any_order_of_copies_and_kernels(
     cache = ExpertCache(kept_slots(EXPERTS, vram), vram, COUNT, Whims(seed + 1), None, FarWhims(seed + 1), Prefetch(prefetch, LIKELY))
     with dram_tier(layouts, EXPERTS.units if whole else 9, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device)
-        ran = []
-        for layer, routing in routings(seed, 12):
-            for expert, parameters in arrivals(card, layer, routing, together):
-                device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
-            for _ in range(draw.randint(0, 3)):
-                if device.enabled():
-                    device.advance(draw.choice(device.enabled()))
-                card.fetch_ahead()
-        while device.enabled():
-            device.advance(draw.choice(device.enabled()))
-        assert len(ran) == uses(seed, 12)
+        compute_in_any_order(card, device, draw, seed, together)
 
 
 def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, tmp_path: Path) -> None:

@@ -18,12 +18,14 @@ from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
+from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.device_layout import device_layout
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.reader import ReadPool
+from tests.runtime.fakes import FakeDevice
 
 COUNT, TOP_K, LAYERS, ELEMENTS = 6, 2, (1, 2, 4, 5, 7, 8), 3000
 """Experts a layer; an expert is two tensors of ``ELEMENTS`` floats that say whose they are."""
@@ -115,3 +117,24 @@ def card_tier(
     placed = {key: device_layout(layout) for key, layout in layouts.items()}
     slots = [torch.zeros(max(x.nbytes for x in placed.values()), dtype=torch.uint8) for _ in range(vram)]
     return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2)
+
+
+def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
+    """One at a time, or by groups."""
+    return (arrived for group in card.groups(layer, routing) for arrived in group.arrived) if together else card.visit(layer, routing)
+
+
+def compute_in_any_order(card: CardExperts, device: FakeDevice, draw: random.Random, seed: int, together: bool) -> None:
+    """Twelve visits, whose kernels look at the bytes when they run. Copies and kernels are done in an order that ``draw`` chooses among
+    those that streams and events allow."""
+    ran: list[tuple[int, int]] = []
+    for layer, routing in routings(seed, 12):
+        for expert, parameters in arrivals(card, layer, routing, together):
+            device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
+        for _ in range(draw.randint(0, 3)):
+            if device.enabled():
+                device.advance(draw.choice(device.enabled()))
+            card.fetch_ahead()
+    while device.enabled():
+        device.advance(draw.choice(device.enabled()))
+    assert len(ran) == uses(seed, 12)
