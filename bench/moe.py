@@ -181,10 +181,10 @@ class Cases:
 
 def one_after_the_other(report: dict, case: str = "  of their sum", target: str = "", expert_bytes: int = 0) -> Row:
     """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
-    comes from the SSD crosses the link as it arrives. With ``expert_bytes`` experts that were fetched ahead are left out."""
+    comes from the SSD crosses the link as it arrives. With ``expert_bytes`` experts that steps fetched ahead are left out."""
     stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
     tiers = {"ssd": report["experts"]["dram"], "h2d": report["experts"]["vram"]}
-    ahead = {name: tier["ahead"] * expert_bytes if tier else 0 for name, tier in tiers.items()}
+    ahead = {name: (tier["ahead"] - tier["prompt_ahead"]) * expert_bytes if tier else 0 for name, tier in tiers.items()}
     moved = {name: stages.get(name, {}).get("bytes") or 0 for name in tiers}
     gb = {name: max(0, nbytes - ahead[name]) / steps / 1e9 for name, nbytes in moved.items()}
     read, copied = gb["ssd"], gb["h2d"]

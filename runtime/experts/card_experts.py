@@ -404,7 +404,7 @@ class CardExperts:
             if key is None:
                 self._wanted = None
             elif self._dram.here(*key):
-                self.stats.ahead += 1
+                self.stats.fetched_ahead()
                 self._ahead.add(key)
                 dram_slot, source = self._dram.place(*key)
                 chunks = deque(cut(self._layouts[key].segments, self._most_bytes))

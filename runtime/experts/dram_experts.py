@@ -285,7 +285,7 @@ class DramExperts:
                 return
             self._begin(key, False)
             self._ahead.add(key)
-            self.stats.ahead += 1
+            self.stats.fetched_ahead()
 
     def _start_demanded(self, carrying: Carrying | None = None) -> bool:
         """Whether all that was asked for is here or on its way."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
 class TierStats:
     """``hits`` and ``misses`` are of decode steps: experts that a layer found, or did not, in this tier. ``ahead`` are experts fetched
-    before their layer asked, ``ahead_used`` those of them that it then used. ``waits`` are the host's, for the SSD."""
+    before their layer asked, ``prompt_ahead`` those of them that a pass of a prompt fetched, ``ahead_used`` those that were then used.
+    ``waits`` are the host's, for the SSD."""
 
     hits: int = 0
     misses: int = 0
     prompt_hits: int = 0
     prompt_misses: int = 0
     ahead: int = 0
+    prompt_ahead: int = 0
     ahead_used: int = 0
     waits: int = 0
     wait_s: float = 0.0
@@ -24,16 +26,24 @@ class TierStats:
     """Seconds that the policy and the bookkeeping of slots took."""
     policy_s: float = 0.0
     """Of it what the policy took to learn and to judge what stays and what comes."""
+    of_prompt: bool = field(default=False, repr=False)
+    """Whether the latest visit was a prompt's."""
 
     def visited(self, prompt: bool, hits: int, misses: int) -> None:
         """A layer was visited."""
         self.visits += 1
+        self.of_prompt = prompt
         if prompt:
             self.prompt_hits += hits
             self.prompt_misses += misses
         else:
             self.hits += hits
             self.misses += misses
+
+    def fetched_ahead(self) -> None:
+        """An expert begins to be fetched, behind the latest visit."""
+        self.ahead += 1
+        self.prompt_ahead += self.of_prompt
 
     @property
     def hit_rate(self) -> float | None:
@@ -43,7 +53,8 @@ class TierStats:
     def report(self) -> dict[str, float | None]:
         """The counters, and the shares that follow from them."""
         spent = {f"{name}_s_per_visit": _share(getattr(self, f"{name}_s"), self.visits) for name in ("decide", "policy")}
-        return vars(self) | {"hit_rate": self.hit_rate, "ahead_precision": _share(self.ahead_used, self.ahead)} | spent
+        counted = {name: value for name, value in vars(self).items() if name != "of_prompt"}
+        return counted | {"hit_rate": self.hit_rate, "ahead_precision": _share(self.ahead_used, self.ahead)} | spent
 
 
 @dataclass
