@@ -15,6 +15,7 @@ import torch
 
 from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.kv.attention.kernel_shape import KernelShape
 from penstock.runtime.kv.attention.page_tables import PagedKernel, PageTables, Traits, slots_of
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.attention.paged_kernel import open_kernel
@@ -136,6 +137,17 @@ def test_dimensions_and_numbers_that_the_cpu_has_no_code_for_are_torchs() -> Non
         kernel, shape = HostKernel(pool), TokenShape((2, 24), (2, 16), torch.bfloat16)
         assert not kernel.takes(torch.zeros(1, 4, 24).bfloat16(), shape)
         assert not kernel.takes(torch.zeros(1, 4, 16).half(), TokenShape((2, 16), (2, 16), torch.float16))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 64, 4096])
+@pytest.mark.parametrize("rows", [1, 2, 31])
+def test_what_splits_leave_is_little_however_long_rows_are(rows: int, tokens: int) -> None:
+    """A card of 132 processors; 8 K heads with 4 query heads each, dimensions of 128: 8.7 MB of float32."""
+    held = [Row(k, (0,) * tokens, 4096, tuple(range(512)), RowKind.verify) for k in range(rows)]
+    tables = PageTables.of(packed(Step(tuple(held))), PAGE_TOKENS, torch.tensor)
+    shape = KernelShape.of(tables, 8, 4, (128, 128), None, 132)
+    assert shape.partial_sums(rows, tokens, 32) <= 2 * 132 * shape.lines <= 2 * 132 * 64
+    assert bool(shape.partial_sums(rows, tokens, 32)) is (shape.splits > 1)
 
 
 def test_there_is_none_without_a_card_or_a_pool() -> None:

@@ -39,6 +39,11 @@ class KernelShape:
         splits = max(1, min(2 * processors // (blocks * len(tables.counts) * heads), seen // _LEAST_KEYS))
         return cls(wide, value_wide, each, max(32, _most_lines(widest)), blocks, splits)
 
+    def partial_sums(self, rows: int, tokens: int, query_heads: int) -> int:
+        """Sums that splits leave to be merged, of ``rows`` with ``tokens`` at most; 0 where no row's keys are cut. Never more than lines of
+        one program * 2 * processors: the longer the rows, the fewer the splits."""
+        return 0 if self.whole else rows * tokens * query_heads * self.splits
+
     @property
     def whole(self) -> bool:
         """Whether no row's keys are cut."""

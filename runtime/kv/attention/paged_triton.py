@@ -13,14 +13,14 @@ from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
 
 _MOST_DIM = 512
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_VARYING = ["table_row", "window", "splits", "group"]
+_VARYING = ["table_row", "window", "splits", "group", "most"]
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def _attend(
     query, keys, values, out, parts, stats, firsts, starts, counts, ends, pages, sinks, slopes,
     q_token, q_head, k_token, k_head, v_token, v_head, o_token, o_head,
-    table_row, window, splits, group, scaling, softcap,
+    table_row, window, splits, group, most, scaling, softcap,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS_WIDE: tl.constexpr, VALUES_WIDE: tl.constexpr,
     LINES: tl.constexpr, KEYS: tl.constexpr, PAGE: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, SLOPES: tl.constexpr, WHOLE: tl.constexpr,
@@ -49,7 +49,7 @@ def _attend(
         share = tl.cdiv(tl.cdiv(end - begin, splits), KEYS) * KEYS
         begin += split * share
         end = tl.minimum(end, begin + share)
-        most = tl.full([LINES], -1.0e30, tl.float32)
+        highest = tl.full([LINES], -1.0e30, tl.float32)
         total = tl.zeros([LINES], tl.float32)
         sums = tl.zeros([LINES, VALUES_WIDE], tl.float32)
         slope = tl.load(slopes + query_head, valid, 0.0).to(tl.float32) if SLOPES else 0.0
@@ -70,9 +70,9 @@ def _attend(
             if WINDOW:
                 seen = seen & (key[None, :] > position[:, None] - window)
             score = tl.where(seen, score, float("-inf"))
-            higher = tl.maximum(most, tl.max(score, 1))
+            higher = tl.maximum(highest, tl.max(score, 1))
             weight = tl.exp(score - higher[:, None])
-            shrunk = tl.exp(most - higher)
+            shrunk = tl.exp(highest - higher)
             total = total * shrunk + tl.sum(weight, 1)
             v = tl.load(
                 values + (slot * v_token + head * v_head)[:, None] + value_dims[None, :],
@@ -80,28 +80,28 @@ def _attend(
                 0.0,
             )
             sums = sums * shrunk[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
-            most = higher
+            highest = higher
         stored = valid[:, None] & (value_dims < VALUE_DIM)[None, :]
         if WHOLE:
             if SINKS:
                 sink = tl.load(sinks + query_head, valid, 0.0).to(tl.float32)
-                higher = tl.maximum(most, sink)
-                total = total * tl.exp(most - higher) + tl.exp(sink - higher)
-                sums = sums * tl.exp(most - higher)[:, None]
+                higher = tl.maximum(highest, sink)
+                total = total * tl.exp(highest - higher) + tl.exp(sink - higher)
+                sums = sums * tl.exp(highest - higher)[:, None]
             made = sums / total[:, None]
             place = (first + token) * o_token + query_head * o_head
             tl.store(out + place[:, None] + value_dims[None, :], made.to(out.dtype.element_ty), stored)
         else:
             heads = group * (tl.num_programs(2) // splits)
-            place = ((first + token) * heads + query_head) * splits + split
+            place = ((row * most + token) * heads + query_head) * splits + split
             tl.store(parts + place[:, None] * VALUE_DIM + value_dims[None, :], sums, stored)
-            tl.store(stats + place * 2, most, valid)
+            tl.store(stats + place * 2, highest, valid)
             tl.store(stats + place * 2 + 1, total, valid)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["splits", "most_tokens"])
 def _merge(
-    parts, stats, out, firsts, counts, sinks, splits, heads, o_token, o_head,
+    parts, stats, out, firsts, counts, sinks, splits, heads, most_tokens, o_token, o_head,
     VALUE_DIM: tl.constexpr, VALUES_WIDE: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """One token of a row and one query head: its splits' sums as one."""
@@ -110,7 +110,7 @@ def _merge(
         token = tl.load(firsts + row) + tl.program_id(2)
         dims = tl.arange(0, VALUES_WIDE)
         inside = dims < VALUE_DIM
-        place = (token * heads + head) * splits
+        place = ((row * most_tokens + tl.program_id(2)) * heads + head) * splits
         most, total = token * 0.0 - 1.0e30, token * 0.0
         sums = tl.zeros([VALUES_WIDE], tl.float32)
         for split in range(splits):
@@ -148,7 +148,7 @@ def _write(
 class TritonKernel:
     """For a card with so many ``processors``. A row's keys are split among several programs where rows and heads are fewer than those.
 
-    Costs, where keys are split: tokens * heads * splits * (dim + 2) * 4 bytes.
+    Costs, where keys are split: 2 * processors * 64 * (dim + 2) * 4 bytes at most, some 9 MB; other rows of the pass cost nothing.
     """
 
     alone = False
@@ -171,14 +171,14 @@ class TritonKernel:
         splits = shape.splits
         parts = stats = out
         if splits > 1:
-            parts = torch.empty(len(query) * query.shape[1] * splits * value_dim, dtype=torch.float32, device=query.device)
-            stats = torch.empty(len(query) * query.shape[1] * splits * 2, dtype=torch.float32, device=query.device)
+            sums = shape.partial_sums(rows, tables.most_tokens, query.shape[1])
+            parts, stats = (torch.empty(sums * each, dtype=torch.float32, device=query.device) for each in (value_dim, 2))
         sinks, slopes = (out if given is None else given for given in (traits.sinks, traits.slopes))
         self._attend((shape.blocks, rows, heads * splits),
             query, keys, values, out, parts, stats, tables.firsts, tables.starts, tables.counts, tables.ends,
             tables.pages, sinks, slopes,
             *query.stride()[:2], *keys.stride()[:2], *values.stride()[:2], *out.stride()[:2],
-            tables.pages.stride(0), traits.window or 0, splits, group, traits.scaling, traits.softcap or 0.0,
+            tables.pages.stride(0), traits.window or 0, splits, group, tables.most_tokens, traits.scaling, traits.softcap or 0.0,
             KEY_DIM=dim, VALUE_DIM=value_dim, KEYS_WIDE=shape.wide, VALUES_WIDE=shape.value_wide, LINES=shape.lines, KEYS=shape.keys,
             PAGE=tables.page_tokens,
             WINDOW=traits.window is not None, SOFTCAP=traits.softcap is not None, SINKS=traits.sinks is not None,
@@ -186,7 +186,8 @@ class TritonKernel:
         )  # fmt: skip
         if splits > 1:
             self._merge((rows, query.shape[1], tables.most_tokens),
-                parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], *out.stride()[:2],
+                parts, stats, out, tables.firsts, tables.counts, sinks, splits, query.shape[1], tables.most_tokens,
+                *out.stride()[:2],
                 VALUE_DIM=value_dim, VALUES_WIDE=shape.value_wide, SINKS=traits.sinks is not None,
             )  # fmt: skip
 
