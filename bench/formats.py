@@ -8,9 +8,10 @@ Coded checkpoints are random (bench/coded_synth.py), of `model`, Llama-3.1-8B's 
 the BF16 one. All are made under `work` when a case needs them and stay there. Every run is a process of its own, and has its own limits.
 
 `int4`, `fp8`, `q4_k`: VRAM 3, 6, 3 GiB, the rest in DRAM: stored bytes a token over seconds beside the link. `lossless`: beside BF16 with
-VRAM 6 GiB, logits compared bit by bit. `lossless_ssd`: both packed, from the drive, in turns, `pairs` of them. `resident`: all weights in
-VRAM, kernels by the profiler (bench/step_kernels.py). `lossless_resident`: decoded and stored. `prefill`: 2048 tokens in every format, VRAM
-6 GiB, the median of five prompts behind one that warms up. `start`: warm, beside BF16, with its parts; what is predicted there is loading.
+VRAM 6 GiB, logits compared bit by bit. `lossless_ssd`: both packed, from the drive, in turns, `pairs` of them, within `vram` GiB and
+`dram`; `layers` of the same size are written sooner. `resident`: all weights in VRAM, kernels by the profiler (bench/step_kernels.py).
+`lossless_resident`: decoded and stored. `prefill`: 2048 tokens in every format, VRAM 6 GiB, the median of five prompts behind one that
+warms up. `start`: warm, beside BF16, with its parts; what is predicted there is loading.
 `cpu`: two tiers, 40 % in DRAM. Without a GPU each case runs on SSD and DRAM, so that all can be tried anywhere.
 """
 
@@ -39,7 +40,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_chec
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "new_tokens", "formats", "pairs")
+KEYS = ("work", "out", "cases", "model", "layers", "new_tokens", "formats", "pairs", "vram", "dram")
 ENOUGH = 24
 """GiB of VRAM in which every format of 8B is resident with its caches."""
 HANG_S = 600.0
@@ -56,6 +57,9 @@ class Formats:
     new_tokens: int
     formats: tuple[str, ...]
     pairs: int
+    vram: float
+    """GiB, and of DRAM below: of what comes from the SSD to a card."""
+    dram: str
 
     # ---- checkpoints
 
@@ -132,8 +136,8 @@ class Formats:
         """Both packed; DRAM so small that the drive binds. In turns in one process, since a shared drive drifts: the median of
         ``pairs``."""
         case, forms = "lossless, SSD", ("packed", "lossless")
-        more = ["hardware.dram_bytes=4GiB"] if self.card else []
-        plans = [self.plan(f"lossless-ssd-{form}", form, 6, *more) for form in forms]
+        more = [f"hardware.dram_bytes={self.dram}"] if self.card else []
+        plans = [self.plan(f"lossless-ssd-{form}", form, self.vram, *more) for form in forms]
         ratios = []
         with closing(Worker(HANG_S)) as worker:
             for pair in range(self.pairs + 1):
@@ -144,10 +148,19 @@ class Formats:
                 ratios += [seconds[0] / seconds[1]] if pair else []  # the first warms up
         found, said = median(ratios), plans[1].prediction
         row = Row(
-            f"{case} beside BF16", self.where(6), found, 1.0, "x", found, ">= 1.3", None, said.vram_bytes / 1e9, said.dram_bytes / 1e9
+            f"{case} beside BF16",
+            self.where(self.vram),
+            found,
+            1.0,
+            "x",
+            found,
+            ">= 1.3",
+            None,
+            said.vram_bytes / 1e9,
+            said.dram_bytes / 1e9,
         )
         yield replace(row, what=f"{row.what}, {self.pairs} pairs", spread=f"{min(ratios):.2f}-{max(ratios):.2f}")
-        digests = [self.opened(f"lossless-ssd-{form}-logits", form, 6, *more)["digest"] for form in forms]
+        digests = [self.opened(f"lossless-ssd-{form}-logits", form, self.vram, *more)["digest"] for form in forms]
         same = float(digests[0] == digests[1])
         yield replace(row, case=f"{case}, logits bit-identical", result=same, unit="", ratio=same, target="= 1")
 
@@ -271,7 +284,8 @@ def main() -> None:
             raise SystemExit(f"formats={form}: choose from {', '.join(known)}")
     layers = int(given["layers"]) if "layers" in given else None
     new_tokens, pairs = int(given.get("new_tokens", 24)), int(given.get("pairs", 5))
-    one = Formats(bench, bool(profile["gpu"]), given.get("model", "llama8b"), layers, new_tokens, formats, pairs)
+    vram, dram = float(given.get("vram", 6)), given.get("dram", "4GiB")
+    one = Formats(bench, bool(profile["gpu"]), given.get("model", "llama8b"), layers, new_tokens, formats, pairs, vram, dram)
     methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in CASES}
     run_cases(chosen(given.get("cases", "int4,fp8"), methods), machine(profile), Path(given["out"]) if "out" in given else None)
 
