@@ -29,7 +29,8 @@ class Turns:
         self.rig = rig
 
     def turns(self) -> Iterator[Row]:
-        """Each second turn is alone with a row that decodes meanwhile, so that its own restore is seen."""
+        """Each second turn is alone with a row that decodes meanwhile, so that its own restore is seen. Nobody asks in time with passes:
+        one that is asked when a reply ends has just missed a pass, and waits for two. So their moments are spread evenly over a pass."""
         tokens = min(TURN_TOKENS, self.rig.prompt * 8)
         kept = TURNS * (tokens + TURN_NEW)
         path = self.rig.plan("turns", CLIENTS, tokens + TAIL_TOKENS, self.rig.new, f"workload.kept_tokens={kept}")
@@ -66,6 +67,7 @@ class Turns:
         alone = await row("alone", ALONE, Reply(time.perf_counter()))
         going = asyncio.create_task(others())
         for k, first in enumerate(firsts):
+            await asyncio.sleep(alone.between_s * (k + 0.5) / len(firsts))
             body = body_of(COMPLETIONS, first + token_prompt(TAIL_TOKENS, vocab, f"tail {k}"), TURN_NEW, name)
             seconds.append(await ask(address, COMPLETIONS, body))
         going.cancel()
