@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
+from bench.draft_ties import first_differences, partings  # noqa: E402
 from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
@@ -123,6 +124,7 @@ class Drafters(Hybrid):
             plan = self.solve(f"tiny-{asked}", checkpoint, *keys, vram=WHOLE, prompt=64, new=SMALL_NEW)
             made = self.worker(measure_replies, plan, checkpoint, prompts, True)
             yield self.over(made, plan, f"drafts by {plan.decisions.speculation.drafter}", f"small, speculate={asked}", target)
+            yield from self.ties(made, f"tiny-{asked}-plain", checkpoint, prompts, vram=WHOLE, prompt=64, new=SMALL_NEW)
 
     def experts(self) -> Iterator[Row]:
         drawn = "model" in self.given
@@ -147,6 +149,17 @@ class Drafters(Hybrid):
         mine, its, used = median(rates["drafted"]), median(rates["plain"]), plan.prediction
         predicted = used.decode_tokens_per_s / mine
         return Row(case, said, mine, its, "tok/s", ratio, target, predicted, used.vram_bytes / 1e9, used.dram_bytes / 1e9)
+
+    def ties(self, made: dict[str, Replies], name: str, checkpoint: Path, prompts: Sequence[Sequence[int]], **solve: Any) -> Iterator[Row]:
+        """Texts that part from plain decoding's where that was no tie; each that parts is told."""
+        mine, its = made["drafted"].tokens, made["plain"].tokens
+        at = first_differences(mine, its)
+        found = self.worker(partings, self.solve(name, checkpoint, **solve), checkpoint, prompts, its, at) if at else []
+        for parting in found:
+            print(f"  {parting}", flush=True)
+        total, wrong = sum(map(len, its)), sum(not parting.is_tie for parting in found)
+        what = f"{len(found)} of {len(its)} texts part, {total} tokens; 1 in 2,000 may"
+        yield Row("  texts that part at no tie", what, wrong, 0, "", float(wrong), "= 0", None, 0, 0)
 
     def tokens(self, checkpoint: Path, texts: Sequence[str]) -> list[list[int]]:
         from tokenizers import Tokenizer
@@ -181,8 +194,11 @@ class Drafters(Hybrid):
                 if not fresh:
                     print(f"{kind}, by {who}: all {len(its.tokens)} texts repeat themselves; train longer", flush=True)
                     continue
-                row = self.over(dict(zip(("drafted", "plain"), some, strict=True)), drafted, f"by {who}", f"real, {kind}", wanted)
+                made = dict(zip(("drafted", "plain"), some, strict=True))
+                row = self.over(made, drafted, f"by {who}", f"real, {kind}", wanted)
                 yield replace(row, what=f"{row.what}, {len(its.tokens) - len(fresh)} left out")
+                left = [shown[k] for k in fresh]
+                yield from self.ties(made, f"{name}-plain", target, left, vram=vram, prompt=longest, new=NEW)
 
     def taught(self, name: str, target: Path, keys: Sequence[str], vram: str, longest: int, others: Sequence[Sequence[int]]) -> Plan:
         """The plan that is solved once a run over ``others`` has told what becomes of drafts."""
