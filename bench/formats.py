@@ -33,6 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import FORMATS, config_of, write_coded  # noqa: E402
+from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, limit_of, link_limit, machine, step_s, stream_row  # noqa: E402
 from bench.worker import Trial, Worker, measure  # noqa: E402
@@ -276,7 +277,7 @@ CASES = ("int4", "fp8", "q4_k", "lossless", "lossless_ssd", "resident", "lossles
 def main() -> None:
     given = given_of(sys.argv[1:], KEYS)
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
-    profile = bench.probe(quick="false" if "cpu" in given.get("cases", "").split(",") else "true")
+    profile = profile_of(bench, "false" if "cpu" in given.get("cases", "").split(",") else "true")
     known = (*FORMATS, "lossless")
     formats = tuple(given.get("formats", ",".join(known)).split(","))
     for form in formats:
