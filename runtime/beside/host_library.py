@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 7
+VERSION = 8
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -111,7 +111,12 @@ def products_library() -> ctypes.CDLL:
         ("pool_rest", None, [address]),
         ("pool_near", None, [address, number]),
         ("pool_tell", None, [address, numbers]),
-        ("served_open", address, [number, unit, number, address, address, address, address]),
+        ("looker_open", address, [address]),
+        ("looker_step", None, [address, address, number]),
+        ("looker_abandon", None, [address, address]),
+        ("looker_rest", None, [address]),
+        ("looker_close", None, [address]),
+        ("served_open", address, [number, unit, number, address, address, address, address, address]),
         ("served_over", number, [address]),
         ("served_tell", None, [address, numbers]),
         ("served_close", None, [address]),

@@ -16,7 +16,7 @@ from penstock.planner.common.threads import best_cores, most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import CAttend, Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
-from penstock.runtime.beside.host_serve import HostServe
+from penstock.runtime.beside.host_serve import HostServe, WokenServe
 
 NEAR_S = 0.005
 _NO_SCRATCH = "the CPU's products got no scratch memory"
@@ -89,6 +89,7 @@ class HostPool:
         best = (best_cores() if not joined else []) if cores is None else list(cores)
         self._library = products_library()
         where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
+        self._looker: int | None = None
         self._pool: int | None = self._library.pool_open(threads, where, machine_level() if level is None else level, joined)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
@@ -145,18 +146,31 @@ class HostPool:
         done: torch.Tensor,
         x: torch.Tensor,
         y: torch.Tensor,
+        near: torch.Tensor | None = None,
     ) -> HostServe:
-        """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool.
+        """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool. With ``near`` they sleep between two
+        units, as :class:`WokenServe` says, and the pool has one thread more.
 
-        ``ask``, ``done``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows. Raises ValueError where a unit does
-        not take rows of ``hidden`` columns.
+        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows. Raises ValueError where a
+        unit does not take rows of ``hidden`` columns.
         """
         if self.joined:
             raise ValueError("nothing is served by a pool whose caller computes, too")
         for unit in units:
             if unit.inputs != hidden:
                 raise ValueError(f"a unit takes rows of {unit.inputs}, where the step's have {hidden}")
-        return HostServe(self._open, units, rows, ask, done, x, y)
+        if near is None:
+            return HostServe(self._open, units, rows, ask, done, x, y)
+        return WokenServe(self._open, self._looking(), units, rows, ask, done, x, y, near)
+
+    def _looking(self) -> int:
+        """The thread that looks while the others sleep. UserError where it cannot be made."""
+        if self._looker is None:
+            self._looker = self._library.looker_open(self._open)
+        if not self._looker:
+            self._looker = None
+            raise UserError("a thread that wakes those of the CPU's products cannot be made: raise the limit of threads (ulimit -u)")
+        return self._looker
 
     def near(self, seconds: float = NEAR_S) -> None:
         """A unit comes within so many seconds: threads wake up and spin for it. 0 lets them sleep."""
@@ -170,6 +184,9 @@ class HostPool:
 
     def close(self) -> None:
         """End the threads, after what was started."""
+        if self._looker is not None:
+            self._library.looker_close(self._looker)
+            self._looker = None
         if self._pool:
             self._library.pool_close(self._pool)
             self._pool = None

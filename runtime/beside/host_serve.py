@@ -23,27 +23,35 @@ def flags(count: int) -> torch.Tensor:
 class HostServe:
     """``units``, in the order in which each step asks for them. Made by :meth:`HostPool.serve`.
 
-    Between :meth:`begin_step` and a step's last unit the pool's threads sleep until shortly before they were asked in the steps before this
-    one, then spin; 20 ms later they nap by 50 µs. Unit i begins when ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written;
-    then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears ``done[i]``. Rows lie one behind the other from the buffers' first
-    byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
+    Between :meth:`begin_step` and a step's last unit the pool's threads spin; 20 ms after a unit they nap by 50 µs. Unit i begins when
+    ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written; then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears
+    ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
     """
 
     def __init__(
-        self, pool: int, units: Sequence[HostFfn], rows: int, ask: torch.Tensor, done: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+        self,
+        pool: int,
+        units: Sequence[HostFfn],
+        rows: int,
+        ask: torch.Tensor,
+        done: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        near: torch.Tensor | None = None,
     ) -> None:
         """Raises ValueError for buffers that are too small for ``rows`` rows, or no plain memory of the CPU."""
         _check(x, torch.bfloat16, rows * max((unit.inputs for unit in units), default=0), "x")
         _check(y, torch.bfloat16, rows * max((unit.outputs for unit in units), default=0), "y")
-        for tensor, name in ((ask, "ask"), (done, "done")):
-            _check(tensor, torch.int32, FLAG_WORDS * len(units), name)
+        for tensor, name in ((ask, "ask"), (done, "done"), (near, "near")):
+            if tensor is not None:
+                _check(tensor, torch.int32, FLAG_WORDS * len(units), name)
         if rows < 1 or not units:
             raise ValueError(f"{len(units)} units of {rows} rows: there must be one of each at least")
         self.units, self.rows = tuple(units), rows
-        self._kept = (ask, done, x, y)
+        self._kept = (ask, done, near, x, y)
         self._library, self._pool = products_library(), pool
         in_c = (CUnit * len(units))(*(unit.in_c() for unit in units))
-        pointers = (tensor.data_ptr() for tensor in self._kept)
+        pointers = (None if tensor is None else tensor.data_ptr() for tensor in self._kept)
         self._served: int | None = self._library.served_open(len(units), in_c, rows, *pointers)
         if not self._served:
             raise MemoryError("the CPU's units got no scratch memory")
@@ -59,8 +67,11 @@ class HostServe:
         if not self.ended:
             left = sum(not ended for _, ended in self.times())
             raise RuntimeError(f"the card has not asked for {left} of the {len(self.units)} units of the step before")
-        self._library.pool_step(self._pool, self._open, self.rows if rows is None else rows)
+        self._begin(self.rows if rows is None else rows)
         self._begun = True
+
+    def _begin(self, rows: int) -> None:
+        self._library.pool_step(self._pool, self._open, rows)
 
     @property
     def ended(self) -> bool:
@@ -76,16 +87,22 @@ class HostServe:
     def abandon(self) -> None:
         """Of a step that will ask for no more: threads finish the unit that they are at, and rest."""
         if self._served and not self.ended:
-            self._library.pool_abandon(self._pool, self._served)
+            self._leave(self._served)
         self._begun = False
+
+    def _leave(self, served: int) -> None:
+        self._library.pool_abandon(self._pool, served)
 
     def close(self) -> None:
         """Abandon what is not done, and free memory."""
         self.abandon()
         if self._served:
-            self._library.pool_rest(self._pool)
+            self._rest()
             self._library.served_close(self._served)
             self._served = None
+
+    def _rest(self) -> None:
+        self._library.pool_rest(self._pool)
 
     @property
     def _open(self) -> int:
@@ -98,6 +115,40 @@ class HostServe:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class WokenServe(HostServe):
+    """The same of a pool whose threads sleep between two units, since those of other ranks have the same cores.
+
+    Whoever asks sets ``near[i]`` some time before ``ask[i]``. Each step begins with all of them at 0. The thread ``looker`` looks every
+    50 µs for the next of both words, and wakes the pool, whose threads then spin for ``ask[i]``. A unit that was not said to be near is
+    done, too, but waits until the pool is awake.
+    """
+
+    def __init__(
+        self,
+        pool: int,
+        looker: int,
+        units: Sequence[HostFfn],
+        rows: int,
+        ask: torch.Tensor,
+        done: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        near: torch.Tensor,
+    ) -> None:
+        super().__init__(pool, units, rows, ask, done, x, y, near)
+        self._looker = looker
+
+    def _begin(self, rows: int) -> None:
+        self._library.looker_step(self._looker, self._open, rows)
+
+    def _leave(self, served: int) -> None:
+        self._library.looker_abandon(self._looker, served)
+
+    def _rest(self) -> None:
+        self._library.looker_rest(self._looker)
+        super()._rest()
 
 
 def _check(tensor: torch.Tensor, dtype: torch.dtype, least: int, name: str) -> None:

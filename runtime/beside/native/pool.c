@@ -13,10 +13,11 @@ enum { MOST_THREADS = 256, JOBS = 64 };
 
 struct pool;
 
-/* A unit and its inputs, a step's units, or attention. The unit is a copy: threads that come late look at it when the caller has long gone
+/* A unit and its inputs, some units of a step, or attention. The unit is a copy: threads that come late look at it when the caller has long gone
  * on. */
 struct job {
     struct served *served;
+    int64_t first, past; /* of its units */
     struct attend attend; /* of no rows where it is none */
     struct unit unit;
     int64_t rows;
@@ -80,7 +81,7 @@ static int await_job(struct pool *pool, int64_t number)
 static void finish(struct pool *pool, struct job *job)
 {
     int64_t took = 0, bytes = 0;
-    for (int64_t i = 0; job->served && i < job->served->count; i++) {
+    for (int64_t i = job->first; job->served && i < job->past; i++) {
         took += job->served->units[i].ended - job->served->units[i].begun;
         bytes += job->served->units[i].unit.bytes;
     }
@@ -106,7 +107,7 @@ static void join(struct pool *pool, struct job *job)
     if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
         __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     if (job->served)
-        last = served_live(&pool->team, job->served);
+        last = served_live(&pool->team, job->served, job->first, job->past);
     else if (job->attend.rows)
         last = attend_part(&pool->team, &job->attend, pool->scratch, &job->own);
     else
@@ -306,19 +307,33 @@ int64_t pool_attend(struct pool *pool, const struct attend *given)
     return failed ? -1 : 0;
 }
 
-/* A step whose units are done as they are asked: the job's number. The step before has ended. */
-int64_t pool_step(struct pool *pool, struct served *served, int64_t rows)
+void pool_ready(struct pool *pool, struct served *served, int64_t rows)
 {
     pthread_mutex_lock(&pool->posting);
     pool_rest(pool);
     served_ready(served, rows);
-    next_slot(pool)->served = served;
+    pthread_mutex_unlock(&pool->posting);
+}
+
+int64_t pool_serve(struct pool *pool, struct served *served, int64_t first, int64_t past)
+{
+    pthread_mutex_lock(&pool->posting);
+    struct job *job = next_slot(pool);
+    job->served = served;
+    job->first = first;
+    job->past = past;
     int64_t number = post(pool);
     pthread_mutex_unlock(&pool->posting);
     return number;
 }
 
-/* Ends a step that will not be asked for more, and waits until no thread is at it. */
+/* A step whose units are done as they are asked: the job's number. The step before has ended. */
+int64_t pool_step(struct pool *pool, struct served *served, int64_t rows)
+{
+    pool_ready(pool, served, rows);
+    return pool_serve(pool, served, 0, served->count);
+}
+
 void pool_abandon(struct pool *pool, struct served *served)
 {
     pthread_mutex_lock(&pool->posting);

@@ -1,4 +1,5 @@
-/* A step's units in their order. The card sets ask[i] when x is there; done[i] is set, and ask[i] cleared, when y is there. */
+/* A step's units in their order. The card sets ask[i] when x is there; done[i] is set, and ask[i] cleared, when y is there. Where there are
+ * words near[i], the card sets them some time before; whoever begins a step clears them. */
 #define _GNU_SOURCE
 #include "served.h"
 
@@ -9,7 +10,8 @@ enum { SPIN_NS = 20000000, NAP_NS = 50000, LOOKS = 64 };
 
 int64_t now_ns(void);
 
-struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, const uint16_t *x, uint16_t *y)
+struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, int32_t *near,
+                           const uint16_t *x, uint16_t *y)
 {
     struct served *served = calloc(1, sizeof *served + (size_t)count * sizeof *served->units);
     int64_t most = 0;
@@ -28,6 +30,7 @@ struct served *served_open(int64_t count, const struct unit *units, int64_t rows
     served->y = y;
     served->ask = ask;
     served->done = done;
+    served->near = near;
     for (int64_t i = 0; i < count; i++)
         served->units[i].unit = units[i];
     return served;
@@ -53,6 +56,8 @@ void served_ready(struct served *served, int64_t rows)
         unit->scratch = scratch_in(served->scratch, &unit->unit, rows);
         memset(&unit->progress, 0, sizeof unit->progress);
         unit->begun = unit->ended = 0;
+        if (served->near)
+            __atomic_store_n(&served->near[i * FLAG_WORDS], 0, __ATOMIC_RELEASE);
     }
 }
 
@@ -82,10 +87,10 @@ static int await_unit(struct served *served, int64_t i)
     }
 }
 
-int served_live(const struct team *team, struct served *served)
+int served_live(const struct team *team, struct served *served, int64_t first, int64_t past)
 {
     int last = 0;
-    for (int64_t i = 0; i < served->count; i++) {
+    for (int64_t i = first; i < past; i++) {
         struct served_unit *unit = &served->units[i];
         int64_t none = 0;
         if (!await_unit(served, i))

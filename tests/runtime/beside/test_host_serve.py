@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,8 @@ from penstock.runtime.beside.host_ffn import HostFfn, host_linear
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.beside.host_serve import HostServe, flags
+from tests.cli import HANGS_S as CLI_HANGS_S
+from tests.cli import ROOT
 from tests.runtime.beside.test_host_products import matrix_of, normal
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
@@ -28,18 +32,20 @@ def pool() -> Iterator[HostPool]:
 
 
 class Asking:
-    """The card's side of a step."""
+    """The card's side of a step. ``woken``: the pool sleeps until it is told that a unit is near."""
 
-    def __init__(self, pool: HostPool) -> None:
+    def __init__(self, pool: HostPool, woken: bool = False) -> None:
         gate, up, down = normal(MIDDLE, HIDDEN) / 8, normal(MIDDLE, HIDDEN) / 8, normal(HIDDEN, MIDDLE) / 9
         ffn = HostFfn(matrix_of(gate), matrix_of(up), matrix_of(down))
         self.units = [ffn, HostFfn(None, matrix_of(up), matrix_of(down)), host_linear(matrix_of(normal(VOCABULARY, HIDDEN)))]
         self.ask, self.done = flags(3), flags(3)
         self.x, self.y = torch.zeros(ROWS * HIDDEN).bfloat16(), torch.zeros(ROWS * VOCABULARY).bfloat16()
-        self.pool = pool
-        self.serve = pool.serve(self.units, ROWS, HIDDEN, self.ask, self.done, self.x, self.y)
+        self.pool, self.near = pool, flags(3) if woken else None
+        self.serve = pool.serve(self.units, ROWS, HIDDEN, self.ask, self.done, self.x, self.y, self.near)
 
     def asked(self, number: int, x: torch.Tensor) -> torch.Tensor:
+        if self.near is not None and number != 1:  # of one unit it is not said
+            self.near[number, 0] = 1
         self.x[: x.numel()] = x.flatten()
         self.ask[number, 0] = 1
         end = time.monotonic() + HANGS_S
@@ -55,9 +61,9 @@ class Asking:
         return out
 
 
-@pytest.fixture
-def asking(pool: HostPool) -> Iterator[Asking]:
-    made = Asking(pool)
+@pytest.fixture(params=[False, True], ids=["spins", "is woken"])
+def asking(pool: HostPool, request: pytest.FixtureRequest) -> Iterator[Asking]:
+    made = Asking(pool, request.param)
     yield made
     made.serve.close()
 
@@ -74,7 +80,7 @@ def test_each_step_answers_what_it_is_asked(asking: Asking) -> None:
 
 
 def test_a_step_that_asks_sooner_or_later_than_those_before_is_answered(asking: Asking) -> None:
-    """Threads sleep through the gaps that they know, of 3 ms here; a shorter or a longer one is answered, too."""
+    """Whatever the gap, also one in which threads begin to nap."""
     x = normal(ROWS, HIDDEN)
     expected = [asking.expected(number, x) for number in range(3)]
     for gap_s in (0.003, 0.003, 0.0, 0.03, 0.0):
@@ -119,8 +125,9 @@ def test_a_step_that_is_not_over_lets_none_begin(asking: Asking) -> None:
         assert torch.equal(asking.asked(number, x), asking.y[: ROWS * asking.units[number].outputs].view(ROWS, -1))
 
 
-def test_closing_in_the_middle_of_a_step_ends_it(pool: HostPool) -> None:
-    made = Asking(pool)
+@pytest.mark.parametrize("woken", [False, True])
+def test_closing_in_the_middle_of_a_step_ends_it(pool: HostPool, woken: bool) -> None:
+    made = Asking(pool, woken)
     made.serve.begin_step()
     made.asked(0, normal(ROWS, HIDDEN))
     made.serve.close()
@@ -131,8 +138,9 @@ def test_closing_in_the_middle_of_a_step_ends_it(pool: HostPool) -> None:
     pool.ffn(made.units[0], normal(1, HIDDEN), out)
 
 
-def test_an_interrupt_while_threads_wait_reaches_the_interpreter(pool: HostPool) -> None:
-    made = Asking(pool)
+@pytest.mark.parametrize("woken", [False, True])
+def test_an_interrupt_while_threads_wait_reaches_the_interpreter(pool: HostPool, woken: bool) -> None:
+    made = Asking(pool, woken)
     before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     try:
         with pytest.raises(KeyboardInterrupt), made.serve as serve:
@@ -152,6 +160,56 @@ def test_threads_rest_when_no_step_runs(asking: Asking) -> None:
         assert time.monotonic() < end, "all sleep"
 
 
+def test_threads_sleep_in_a_step_until_its_next_unit_is_near(pool: HostPool) -> None:
+    """Other ranks' threads have the same cores."""
+    made = Asking(pool, woken=True)
+    assert made.near is not None
+    with made.serve as serve:
+        for _ in range(2):
+            serve.begin_step()
+            assert not made.near.any(), "what was near in the step before is not in this one"
+            for number in range(3):
+                end = time.monotonic() + HANGS_S
+                while set(states("penstock-beside")) != {"S"}:
+                    assert time.monotonic() < end, "all sleep between two units"
+                made.near[number, 0] = 1
+                while "R" not in states("penstock-beside"):
+                    assert time.monotonic() < end, "they spin for a unit that is near"
+                made.asked(number, normal(ROWS, HIDDEN))
+
+
+def test_steps_of_two_schedules_have_one_thread_that_looks(pool: HostPool) -> None:
+    both = Asking(pool, woken=True), Asking(pool, woken=True)
+    x = normal(2, HIDDEN)
+    expected = [[asking.expected(number, x) for number in range(3)] for asking in both]
+    for turn in range(40):
+        asking, want = both[turn % 2], expected[turn % 2]
+        asking.serve.begin_step(2)
+        assert all(torch.equal(asking.asked(number, x), want[number]) for number in range(3))
+        while not asking.serve.ended:
+            pass
+    assert len(states("penstock-looks")) == 1
+    for asking in both:
+        asking.serve.close()
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_process_ends_by_an_interrupt_while_a_thread_looks(asked: int) -> None:
+    """In the middle of a step that nobody goes on with, and that nobody closes."""
+    program = (
+        "import os, signal, time\n"
+        "from tests.runtime.beside.test_host_serve import Asking, HostPool, ROWS, HIDDEN, normal\n"
+        "made = Asking(HostPool(2), woken=True)\n"
+        "made.serve.begin_step()\n"
+        f"[made.asked(number, normal(ROWS, HIDDEN)) for number in range({asked})]\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "os.kill(os.getpid(), signal.SIGINT)\n"
+        "time.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=CLI_HANGS_S, check=False)
+    assert "KeyboardInterrupt" in done.stderr and done.returncode != 0, done.stderr
+
+
 def states(name: str) -> list[str]:
     """Of this process's threads of that name, as the kernel tells them."""
     told = [path.read_text() for path in Path("/proc/self/task").glob("*/stat")]
@@ -160,7 +218,8 @@ def states(name: str) -> list[str]:
 
 def test_buffers_that_are_too_small_are_refused(asking: Asking) -> None:
     x, y, ask, done = asking.x, asking.y, asking.ask, asking.done
-    for wrong in ((ask[:2], done, x, y), (ask, done.long(), x, y), (ask, done, x[:-1], y), (ask, done, x, y[:-1])):
+    few = flags(2)
+    for wrong in ((ask[:2], done, x, y), (ask, done.long(), x, y), (ask, done, x[:-1], y), (ask, done, x, y[:-1]), (ask, done, x, y, few)):
         with pytest.raises(ValueError, match="contiguous torch"):
             asking.pool.serve(asking.units, ROWS, HIDDEN, *wrong)
     with pytest.raises(ValueError, match="rows of 64, where the step's have 65"):
