@@ -166,18 +166,17 @@ class Engine:
         self.loading.finish(progress)
         self._binder.stream = self.stream
         self.kv.put_outside(self.outside.begin(self.kv))
-        if self.card is not None and self.copier is not None:
-            if self._placement.host_units and self._rank is not None:
-                locked = self.device.type == "cuda"
-                self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
-            else:
-                self.card.ring.start()
+        if self.card is not None:
+            self.card.ring.start()
         if self.experts is not None:
             self.experts.start()
         if self.card is not None and self.copier is not None:
             self._stack.callback(self.recording.close)
             with self.stepper.unled():
                 self.recording.record(self.card, self.copier, *self.longest)
+            if self._placement.host_units and self._rank is not None and not self.recording.records:
+                locked = self.device.type == "cuda"
+                self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
         if self.experts is not None:
             self.experts.stream()
 

@@ -80,7 +80,7 @@ def open_session(
         mark("skeleton")
         kept = None
         if plan.hardware.host is not None:
-            options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(plan))
+            options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(whole))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         if reuse is not None:
             options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from transformers import PreTrainedModel
 
 from penstock.planner.contract.decided.placement import Unit
@@ -52,7 +53,8 @@ class _Feed:
 
 class RecordedSide:
     """Steps of ``rows`` sequences of at most ``most_tokens``, each recorded once, and passes of ``shapes`` that verify. Made when all
-    places are filled or being filled. ``others`` make theirs at the same time."""
+    places are filled or being filled. ``beside``: rows of those passes of which the CPU computes units. ``others`` make theirs at the same
+    time: there it may be units of another rank, and this one's schedules differ by nothing."""
 
     def __init__(
         self,
@@ -63,10 +65,11 @@ class RecordedSide:
         rows: int,
         most_tokens: int,
         shapes: Sequence[VerifyShape],
+        beside: Collection[int],
         others: Others | None = None,
     ):
         self._fed, self._host, self._card, self._copier = fed, host, card, copier
-        self._rows, self._most_tokens, self._shapes, self._others = rows, most_tokens, shapes, others
+        self._rows, self._most_tokens, self._shapes, self._beside, self._others = rows, most_tokens, shapes, beside, others
         self._feeds: dict[str, _Feed] = {}
         self._captured: list[GraphSteps] = []
         self._verify: list[GraphSteps] = []
@@ -76,9 +79,8 @@ class RecordedSide:
     def record(self) -> ScheduledSteps:
         """Steps by the plan's schedule and, where the CPU takes part in it, by streaming alone. Those that verify by the one of both that
         the plan has for their rows."""
-        weights = self._host.placement.weights
         recorded: dict[str, GraphSteps] = {}
-        beside = weights.host.compute(self._rows)
+        beside = self._rows in self._beside
         if beside:
             recorded[OWN] = self._streaming(OWN, self._host.placement.step_units, self._host_steps(self._rows))
         if not beside or recorded[OWN].refused is None:
@@ -86,18 +88,19 @@ class RecordedSide:
             recorded[alone] = self._streaming(alone, self._host.placement.streamed_units, None)
         if len(recorded) > 1 and recorded[ALONE].refused is None:
             self._hold_to_the_card(recorded)
-        schedules = [one for one in self._host.options.schedules if one.name in recorded] or [Schedule(name, 1.0) for name in recorded]
+        able = [name for name, steps in recorded.items() if steps.refused is None] or list(recorded)
+        schedules = [one for one in self._host.options.schedules if one.name in able] or [Schedule(name, 1.0) for name in able]
         verify = self._verifying(recorded, ALONE if beside else OWN)
         shaped = {name: ShapedSteps(steps, verify[name]) for name, steps in recorded.items()}
-        self.steps = ScheduledSteps(shaped, ScheduleChoice(schedules), self._host.options.tell)
+        judges = self._others is None or self._others.leads
+        self.steps = ScheduledSteps(shaped, ScheduleChoice(schedules) if judges else None, self._host.options.tell)
         return self.steps
 
     def _verifying(self, recorded: Mapping[str, GraphSteps], alone: str) -> Mapping[str, Sequence[GraphSteps]]:
         """Schedule -> passes that verify, largest first: with the CPU as far as the plan has it compute so many rows, else streaming."""
         found: dict[str, list[GraphSteps]] = {name: [] for name in recorded}
-        host = self._host.placement.weights.host
         for shape in sorted(self._shapes, key=lambda shape: -shape.all_tokens):
-            on_host = host.compute(shape.all_tokens)
+            on_host = shape.all_tokens in self._beside
             name = OWN if on_host else alone
             if name not in recorded or recorded[name].refused is not None or shape.tokens > self._most_tokens:
                 continue
@@ -113,16 +116,19 @@ class RecordedSide:
         return found
 
     def _hold_to_the_card(self, recorded: dict[str, GraphSteps]) -> None:
-        """Compute one step both ways. Where rounding does not explain the difference, streaming alone is left, and the user is told."""
-        vocab, made = self._host.placement.model.vocab, []
+        """Compute one step both ways. Where rounding does not explain the difference, on any rank, streaming alone is left, and the user is
+        told."""
+        model, made = self._host.placement.model, list[torch.Tensor]()
 
         def both(step: Step) -> None:
             for name in (OWN, ALONE):
                 made.append(recorded[name].run(step).float().cpu())
                 recorded[name].make_way()
 
-        first_step(self._fed.stepper, [1009 * (k + 1) % vocab for k in range(self._rows)], both)
-        why = disagreement(made[0], made[1], self._host.placement.model.layers)
+        first_step(self._fed.stepper, [1009 * (k + 1) % model.vocab for k in range(self._rows)], both)
+        why = disagreement(made[0], made[1], model.layers if model.dealt is None else model.dealt.layers)
+        if self._others is not None:
+            why = self._others.agree(why)
         if why is not None:
             self._host.options.tell(why)
             recorded.pop(OWN).stop()
@@ -182,10 +188,12 @@ class RecordedSide:
         self._captured.append(steps)
         longest_step(self._fed.stepper, rows, self._most_tokens, steps.capture, tokens)
 
-    def _host_steps(self, rows: int) -> HostSteps:
-        """The CPU's units, for passes of so many rows."""
+    def _host_steps(self, rows: int) -> HostSteps | None:
+        """The CPU's units, for passes of so many rows; None where all are other ranks'."""
+        if not self._host.placement.host_units:
+            return None
         pool, units = self._on_host
-        return HostSteps(pool, units, rows, self._copier, self._host.ledger)
+        return HostSteps(pool, units, rows, self._copier, self._host.ledger, in_turn=self._others is not None)
 
     @cached_property
     def _on_host(self) -> tuple[HostPool, Sequence[HostUnit]]:

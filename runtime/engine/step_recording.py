@@ -46,20 +46,24 @@ class StepRecording:
     def record(self, card: CardSide, copier: CopyDevice, rows: int, most_tokens: int) -> None:
         """Decode steps of so many rows, where they are recorded; other ranks do the same at the same time."""
         shapes, others = self._host.options.verify_shapes, None if self._rank is None else self._rank.shared
+        host = self._host.placement.weights.host
+        beside = frozenset(n for n in (rows, *(shape.all_tokens for shape in shapes)) if host.compute(n))
         if others is not None and isinstance(copier, CudaDevice):
             assert self._rank is not None
             tokens = max([rows, *(shape.all_tokens for shape in shapes)])
             nbytes = self._rank.hop_bytes(tokens, self._fed.model.config.get_text_config(decoder=True).hidden_size)
             self._stack.callback(others.close)
-            self._refused, agreed = others.open(copier, nbytes, self._not_recorded(), shapes)
-            shapes = tuple(agreed)
+            agreed = others.open(copier, nbytes, self._not_recorded(), shapes, beside)
+            self._refused, shapes, beside = agreed.refused, tuple(agreed.shapes), agreed.beside
         if self._refused is None and self._may:
             if self._experts is None:
-                self._recorded = RecordedSide(self._fed, self._host, card, copier, rows, most_tokens, shapes, others)
+                self._recorded = RecordedSide(self._fed, self._host, card, copier, rows, most_tokens, shapes, beside, others)
             else:
                 self._recorded = self._in_pieces(self._experts, copier, rows, most_tokens)
             self._stack.callback(self._recorded.stop)
             self._fed.stepper.graphs = self._recorded.record()
+            if self._recorded.refused is not None:
+                self.stop()
 
     def _in_pieces(self, experts: Experts, copier: CopyDevice, rows: int, most_tokens: int) -> PieceSteps:
         """What records steps between their experts, which are rehearsed."""
@@ -86,6 +90,11 @@ class StepRecording:
         """After :meth:`stop`: steps in which nothing moves, where steps were recorded."""
         if self._recorded is not None and self._fed.stepper.graphs is None:
             self._fed.stepper.graphs = self._recorded.record_still()
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are launched as a whole, or in pieces."""
+        return self._recorded is not None and self._recorded.refused is None
 
     def _alike(self) -> bool:
         """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Protocol
 
@@ -31,6 +32,9 @@ class WholeSteps(Protocol):
 
     def run(self, step: Step) -> torch.Tensor:
         """The wanted logits [step.wanted, vocab] on the device."""
+
+    def schedule(self) -> int | None:
+        """Number of the schedule that the next step is to follow, as :class:`Step` has it; None where there is one alone."""
 
     def make_way(self) -> None:
         """A step comes that it does not serve."""
@@ -84,6 +88,8 @@ class Stepper:
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> the wanted logits [step.wanted, vocab] on the device, in the order of its rows."""
         if self._leading is not None:
+            if self.graphs is not None and self.graphs.serves(step):
+                step = replace(step, schedule=self.graphs.schedule())
             with self._leading.passing(step):
                 return self._run(step)
         logits = self._run(step)

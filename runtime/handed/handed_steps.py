@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import nn
-
 from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.handed.launched_units import LaunchedUnits
 from penstock.runtime.handed.ring_turns import RingTurns
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.moving.ring import RingStats, VramRing
 from penstock.runtime.moving.stream import RingStream
-
-
-class StepStream:
-    """``inner`` of a step: ``units`` hear what is entered."""
-
-    def __init__(self, inner: RingStream, units: LaunchedUnits):
-        self._inner, self._units = inner, units
-
-    def begin_pass(self) -> None:
-        self._inner.begin_pass()
-
-    def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
-        views = self._inner.enter(unit)
-        self._units.entered(unit)
-        return views
-
-    def leave(self, unit: Unit) -> None:
-        self._inner.leave(unit)
-
-    def end_pass(self) -> None:
-        self._inner.end_pass()
+from penstock.runtime.recorded.heard_stream import HeardStream
 
 
 class HandedSteps:
@@ -53,7 +28,7 @@ class HandedSteps:
     ):
         self._decided, self._units, self._turns = decided, units, turns
         self._prompts, self._ring, self._steps, self._step_ring = prompts, ring, steps, step_ring
-        self._step_stream = StepStream(steps, units)
+        self._step_stream = HeardStream(steps, units.entered)
         self.steps = 0
         """That handed units over."""
 

@@ -32,18 +32,17 @@ class Standing:
 
 
 class RingTurns:
-    """``first`` copies until ``second`` is asked for, and the other way round. What one has brought for its next pass the other goes on
-    from, where it wants that, too. A change holds the host up until the copies that are queued are over."""
+    """``first``, which has been started, copies until ``second`` is asked for, and the other way round. What one has brought for its next
+    pass the other goes on from, where it wants that, too. A change holds the host up until the copies that are queued are over."""
 
     def __init__(self, first: VramRing, second: VramRing, copies: Copies, dram: DramTier, device: CopyDevice):
         self._going, self._second = first, second
         self._copies, self._dram, self._device = copies, dram, device
 
     def start(self) -> None:
-        """Begin copying, by the first one."""
+        """Let the second one wait for its turn."""
         self._second.pause()
-        for ring in (self._going, self._second):
-            ring.start()
+        self._second.start()
 
     def take(self, ring: VramRing) -> None:
         """A pass of ``ring``, one of both, comes next."""

@@ -49,6 +49,8 @@ class Step:
     rows: tuple[Row, ...]
     ends: bool = False
     """Whether it is known that no decode step follows: what comes next is a prompt, or nothing."""
+    schedule: int | None = None
+    """Number of the recorded schedule that all ranks follow; None: whoever computes it chooses."""
 
     @property
     def tokens(self) -> int:

@@ -21,7 +21,7 @@ class Leading:
     def passing(self, step: Step) -> Iterator[None]:
         """``step`` is computed inside, by all. A pass that is left in its middle is the others' end: they wait for what does not come."""
         self._inside = True
-        self._tell("step", rows=rows_in_words(step), ends=step.ends)
+        self._tell("step", rows=rows_in_words(step), ends=step.ends, schedule=step.schedule)
         with self._company.noticing():
             yield
         self._inside = False
@@ -110,7 +110,7 @@ def follow(company: Company, led: Led) -> None:
         match words["what"]:
             case "step":
                 with company.noticing():
-                    led.run(step_of_words(words["rows"], words["ends"]))
+                    led.run(step_of_words(words["rows"], words["ends"], words["schedule"]))
             case "forget":
                 led.forget(words["sequence"])
             case "pretend":
@@ -144,7 +144,7 @@ def rows_in_words(step: Step) -> list[list[Any]]:
     return [[row.sequence, row.tokens, row.start, row.pages, str(row.kind), row.wanted] for row in step.rows]
 
 
-def step_of_words(rows: list[list[Any]], ends: bool) -> Step:
+def step_of_words(rows: list[list[Any]], ends: bool, schedule: int | None) -> Step:
     """Of what :func:`rows_in_words` made."""
     each = (Row(number, tuple(tokens), start, tuple(pages), RowKind(kind), wanted) for number, tokens, start, pages, kind, wanted in rows)
-    return Step(tuple(each), ends)
+    return Step(tuple(each), ends, schedule)

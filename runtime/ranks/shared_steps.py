@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -44,6 +45,18 @@ class Dealt(Protocol):
     ways: Ways | None
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks have in common before anything is recorded."""
+
+    refused: str | None
+    """Why no step is recorded; None where steps are."""
+    shapes: Sequence[VerifyShape]
+    """That all of them record."""
+    beside: frozenset[int]
+    """Rows of those passes of which the CPU computes units, of any rank: one that has none there records them as often as the others."""
+
+
 class SharedSteps:
     """Of this process among the first ``count`` ranks of ``company``, all on one host, over the dealt ``model``; ``meter`` counts hops of
     ``dtype``.
@@ -60,11 +73,14 @@ class SharedSteps:
         self._over = threading.Event()
         self._looking: threading.Thread | None = None
 
-    def open(
-        self, card: MappedCard, nbytes: int, refused: str | None, shapes: Sequence[VerifyShape]
-    ) -> tuple[str | None, list[VerifyShape]]:
-        """Share memory for hops of at most ``nbytes``, as rank 0 has them: (ranks - 1) * ranks of them, page-locked, once a host -> why no
-        step is recorded, None where steps are, and those of ``shapes`` that all have. ``refused``: why this rank records none."""
+    @property
+    def leads(self) -> bool:
+        """Whether this rank says by which schedule all take a step."""
+        return self._company.rank == 0
+
+    def open(self, card: MappedCard, nbytes: int, refused: str | None, shapes: Sequence[VerifyShape], beside: Collection[int]) -> Agreed:
+        """Share memory for hops of at most ``nbytes``, as rank 0 has them: (ranks - 1) * ranks of them, page-locked, once a host.
+        ``refused``: why this rank records none. ``beside``: rows of passes in which the CPU computes units of this rank."""
         if self._company.rank:
             offered = self._company.hear()
             nbytes, shared = offered["nbytes"], offered["shared"]
@@ -78,26 +94,26 @@ class SharedSteps:
         if self._company.rank == 0:
             given = None if self._memory is None else list(self._memory.shared)
             self._company.tell({"what": "words", "nbytes": nbytes, "shared": given}, self._count)
-        own = [[shape.rows, shape.tokens] for shape in shapes]
-        why, common = self._settled(refused, own)
-        return why, [shape for shape in shapes if [shape.rows, shape.tokens] in common]
+        return self._settled(Agreed(refused, shapes, frozenset(beside)))
 
     def agree(self, refused: str | None) -> str | None:
         """Why any rank refuses, by its number where it is another one; None where none does."""
-        return self._settled(refused, [])[0]
+        return self._settled(Agreed(refused, (), frozenset())).refused
 
-    def _settled(self, refused: str | None, shapes: list[list[int]]) -> tuple[str | None, list[list[int]]]:
+    def _settled(self, own: Agreed) -> Agreed:
+        shapes, refused, beside = [[shape.rows, shape.tokens] for shape in own.shapes], own.refused, own.beside
         if self._company.rank:
-            self._company.answer({"refused": refused, "shapes": shapes})
+            self._company.answer({"refused": refused, "shapes": shapes, "beside": sorted(beside)})
             said = self._company.hear()
-            return said["refused"], said["shapes"]
-        for rank in range(1, self._count):
-            heard = self._company.hear(rank)
-            if refused is None and heard["refused"] is not None:
-                refused = f"rank {rank}: {heard['refused']}"
-            shapes = [shape for shape in shapes if shape in heard["shapes"]]
-        self._company.tell({"what": "settled", "refused": refused, "shapes": shapes}, self._count)
-        return refused, shapes
+            refused, shapes, beside = said["refused"], said["shapes"], frozenset(said["beside"])
+        else:
+            for rank in range(1, self._count):
+                heard = self._company.hear(rank)
+                if refused is None and heard["refused"] is not None:
+                    refused = f"rank {rank}: {heard['refused']}"
+                shapes, beside = [shape for shape in shapes if shape in heard["shapes"]], beside.union(heard["beside"])
+            self._company.tell({"what": "settled", "refused": refused, "shapes": shapes, "beside": sorted(beside)}, self._count)
+        return Agreed(refused, [shape for shape in own.shapes if [shape.rows, shape.tokens] in shapes], beside)
 
     @contextmanager
     def recording(self, flags: Flags) -> Iterator[Callable[[], None]]:

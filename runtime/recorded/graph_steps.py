@@ -21,6 +21,10 @@ from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStep
 class Others(Protocol):
     """The other ranks of a dealt model, which record the same at the same time: ``ranks.shared_steps.SharedSteps``."""
 
+    @property
+    def leads(self) -> bool:
+        """Whether this rank says by which schedule all take a step."""
+
     def agree(self, refused: str | None) -> str | None:
         """Why any rank refuses; None where none does."""
 
@@ -78,9 +82,9 @@ class GraphSteps:
                 for _ in range(WARMED):
                     stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
             warmed = True
-            beside = nullcontext() if self._host is None else self._host.computing(self._graph, self._stream)
+            beside = nullcontext(self._stream) if self._host is None else self._host.computing(self._graph, self._stream)
             hops = nullcontext(self._launched) if self._others is None else self._others.recording(self._graph)
-            with self._fed_by(self._stream), beside, hops as self._launched, self._graph.recording():
+            with beside as fed, self._fed_by(fed), hops as self._launched, self._graph.recording():
                 self._logits = stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
         except RuntimeError as error:
             if self._others is not None and not warmed:
@@ -134,10 +138,12 @@ class GraphSteps:
         return {"rows": self.rows, "refused": self.refused, "steps": self.steps}
 
     def stop(self) -> None:
-        """Nothing moves any more, and the memory is given back."""
-        self.settle()
-        self._stream.finish()
-        self._tabled, self._logits = None, torch.empty(0)
-        self._graph.close()
-        if self._host is not None:
-            self._host.close()
+        """Nothing moves any more, and the memory is given back. The CPU waits for no word of a card that fails."""
+        try:
+            self.settle()
+            self._stream.finish()
+            self._tabled, self._logits = None, torch.empty(0)
+            self._graph.close()
+        finally:
+            if self._host is not None:
+                self._host.close()

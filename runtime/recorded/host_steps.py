@@ -18,7 +18,9 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.beside.host_serve import FLAG_WORDS
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.memory.device import CopyDevice
+from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.recorded.heard_stream import HeardStream
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 
 _GATED, _PLAIN = ("gate_proj", "up_proj", "down_proj"), ("fc1", "fc2")
@@ -71,27 +73,32 @@ class HostSteps:
 
     The card's kernels write the unit's rows into page-locked memory and read the CPU's from there, so that nothing queues behind copies of
     weights. Two words a unit, one each way, order both sides. Costs 2 * rows * hidden * 2 bytes of page-locked DRAM.
+
+    Where other ranks' threads have the same cores (``in_turn``), the pool sleeps between two units. The card says by a word more when a
+    unit is near: when its layer's attention begins.
     """
 
-    def __init__(self, pool: HostPool, units: Sequence[HostUnit], rows: int, device: CopyDevice, ledger: Ledger):
+    def __init__(self, pool: HostPool, units: Sequence[HostUnit], rows: int, device: CopyDevice, ledger: Ledger, in_turn: bool = False):
         hidden = units[0].ffn.inputs
         self._units, self._rows, self._ledger = units, rows, ledger
         words = len(units) * FLAG_WORDS
-        sizes = (rows * hidden * _BF16, rows * units[0].ffn.outputs * _BF16, words * _INT32, words * _INT32)
+        sizes = (rows * hidden * _BF16, rows * units[0].ffn.outputs * _BF16, *[words * _INT32] * (3 if in_turn else 2))
         locked = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
         self._to, self._from = (device.alias(one).view(torch.bfloat16).view(rows, -1) for one in locked[:2])
-        self._ask, self._done = (one.view(torch.int32) for one in locked[2:])
+        self._ask, self._done = (one.view(torch.int32) for one in locked[2:4])
+        self._near = locked[4].view(torch.int32) if in_turn else None
+        self._numbers = {unit.unit.layer: number for number, unit in enumerate(units)}
         x, y = (one.view(torch.bfloat16).view(rows, -1) for one in locked[:2])
-        self._serve = pool.serve([unit.ffn for unit in units], rows, hidden, self._ask, self._done, x, y)
+        self._serve = pool.serve([unit.ffn for unit in units], rows, hidden, self._ask, self._done, x, y, self._near)
         torch.mul(torch.mul(self._from, 1), 1, out=self._to)  # loads what is recorded later
 
     @contextmanager
-    def computing(self, flags: Flags, stream: RecordedStream) -> Iterator[None]:
-        """Inside, the units' modules have the CPU compute."""
+    def computing(self, flags: Flags, stream: RecordedStream) -> Iterator[WeightStream]:
+        """Inside, the units' modules have the CPU compute; what it gives is to feed the pass in place of ``stream``."""
         try:
             for number, unit in enumerate(self._units):
                 unit.module.forward = partial(self._hand_over, number, flags, stream)
-            yield
+            yield stream if self._near is None else HeardStream(stream, partial(self._entered, flags, self._near))
         finally:
             for unit in self._units:
                 vars(unit.module).pop("forward", None)
@@ -105,6 +112,11 @@ class HostSteps:
         flags.write_word(self._done.data_ptr() + at, 0)
         stream.handed_over(self._units[number].unit, asked, stream.point())
         return torch.mul(self._from, 1).view_as(hidden)
+
+    def _entered(self, flags: Flags, near: torch.Tensor, unit: Unit) -> None:
+        """The kernels of ``unit`` come next, once its weights and the hidden states are there."""
+        if unit.kind == "attn" and unit.layer in self._numbers:
+            flags.write_word(near.data_ptr() + self._numbers[unit.layer] * FLAG_WORDS * _INT32, 1)
 
     def begin_step(self) -> None:
         """A recorded step is about to be launched."""

@@ -154,6 +154,9 @@ class PieceSteps:
         if not before:
             launch()
 
+    def schedule(self) -> None:
+        """There is one alone."""
+
     def make_way(self) -> None:
         """A pass comes that is launched in another way: nothing is held."""
 

@@ -12,14 +12,16 @@ from penstock.runtime.recorded.shaped_steps import ShapedSteps
 
 
 class ScheduledSteps:
-    """``recorded`` has the steps of each of ``choice``'s schedules by its name. ``tell`` gets the line for the user when steps move.
+    """``recorded`` has the steps of each schedule by its name, in an order that all ranks have. ``choice`` judges them by what steps take;
+    None where rank 0 judges, whose steps say which one they follow. ``tell`` gets the line for the user when steps move.
 
     To move takes one fill of the ring's slots.
     """
 
-    def __init__(self, recorded: Mapping[str, ShapedSteps], choice: ScheduleChoice, tell: Callable[[str], None]):
+    def __init__(self, recorded: Mapping[str, ShapedSteps], choice: ScheduleChoice | None, tell: Callable[[str], None]):
         self._recorded, self._choice, self._tell = recorded, choice, tell
-        self._now = recorded[choice.current.name]
+        self._names = list(recorded)
+        self._now = recorded[self._names[0] if choice is None else choice.current.name]
 
     @property
     def refused(self) -> str | None:
@@ -30,10 +32,15 @@ class ScheduledSteps:
         """Whether :meth:`run` can compute ``step``."""
         return self._now.serves(step)
 
+    def schedule(self) -> int:
+        """Number of the schedule that the next step is to follow. Books the last one."""
+        self.settle()
+        return 0 if self._choice is None else self._names.index(self._choice.current.name)
+
     def run(self, step: Step) -> torch.Tensor:
         """Compute ``step`` -> logits [rows, vocab] on the device."""
-        self.settle()
-        wanted = self._recorded[self._choice.current.name]
+        number = self.schedule()
+        wanted = self._recorded[self._names[number if step.schedule is None else step.schedule]]
         if wanted is not self._now and wanted.serves(step):
             self._now.make_way()
             self._now = wanted
@@ -47,12 +54,12 @@ class ScheduledSteps:
     def settle(self) -> None:
         """Book the last step, and judge the schedule by it."""
         seconds = self._now.settle()
-        said = None if seconds is None else self._choice.took(seconds)
+        said = None if seconds is None or self._choice is None else self._choice.took(seconds)
         if said is not None:
             self._tell(said)
 
     def facts(self) -> dict[str, object]:
         """For the report: rows of a recorded step, or why there is none, how many were launched, and by which schedule."""
         steps = sum(one.steps for one in self._recorded.values())
-        schedules = {"schedules": dict(self._choice.facts())} if len(self._recorded) > 1 else {}
+        schedules = {} if self._choice is None or len(self._recorded) < 2 else {"schedules": dict(self._choice.facts())}
         return self._now.facts() | {"steps": steps} | schedules

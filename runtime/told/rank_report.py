@@ -24,6 +24,7 @@ def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
         "seconds": clock.seconds,
         "hops": None if rank is None else asdict(rank.hops.meter),
         "experts": None if engine.experts is None else engine.experts.facts(),
+        "graphs": engine.recording.facts(),
         "handed": engine.handed_facts,
         "kv_reuse": session.kept_facts(),
         "arena_bytes": engine.arena.nbytes,

@@ -41,7 +41,11 @@ class Plain(nn.Module):
 class PlayedWords(PlayedGraph):
     """Words that a card would write and wait for: at once, and by looking."""
 
+    written = 0
+    """Words, so far."""
+
     def write_word(self, address: int, value: int) -> None:
+        self.written += 1
         self._word(address).fill_(value)
 
     def wait_word(self, address: int, value: int) -> None:
@@ -56,8 +60,10 @@ class PlayedWords(PlayedGraph):
 
 
 @pytest.mark.parametrize(("made", "activation"), [(Gated, "silu"), (Plain, "gelu_tanh")])
-@pytest.mark.parametrize("rows", [1, 3])
-def test_what_the_cpu_computes_comes_back(made: type[nn.Module], activation: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "in_turn"), [(1, False), (3, False), (2, True)])
+def test_what_the_cpu_computes_comes_back(
+    made: type[nn.Module], activation: str, rows: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))  # a machine without a card pins nothing
@@ -70,12 +76,18 @@ def test_what_the_cpu_computes_comes_back(made: type[nn.Module], activation: str
     ledger, words = Ledger(), PlayedWords()
     stream = RecordedStream((), {}, words, ledger)
     with HostPool(2) as pool:
-        steps = HostSteps(pool, units, rows, HostCopier(), ledger)
+        steps = HostSteps(pool, units, rows, HostCopier(), ledger, in_turn)
         x = torch.randn(1, rows, 32, dtype=torch.bfloat16)
         for _ in range(3):
             steps.begin_step()
-            with steps.computing(words, stream), torch.inference_mode():
-                got = [module(x) for module in modules]
+            with steps.computing(words, stream) as fed, torch.inference_mode():
+                got, said = [], words.written
+                for i, module in enumerate(modules):
+                    for unit in (Unit("ffn", i - 1), Unit("attn", i)):
+                        fed.enter(unit)
+                    assert words.written == said + in_turn, "a unit is near when its layer's attention begins"
+                    got.append(module(x))
+                    said = words.written
             for module, out in zip(modules, got, strict=True):
                 assert out.shape == x.shape
                 want = cast(torch.Tensor, module(x)).float()

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.cost import predict
 
@@ -13,10 +14,14 @@ OWN, ALONE = "the plan's", "streaming alone"
 
 
 def alone(plan: Plan) -> Plan:
-    """``plan``, predicted anew for steps of which the CPU computes nothing: what VRAM does not keep streams. Units lie where they lay."""
-    weights = replace(plan.decisions.weights, host=HostUnits())
-    decisions = replace(plan.decisions, weights=weights, kv=replace(plan.decisions.kv, host_layers=0))
-    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+    """``plan``, predicted anew for steps of which the CPU computes nothing, on any rank: what VRAM does not keep streams. Units lie where
+    they lay."""
+    first, *others = (
+        replace(one, weights=replace(one.weights, host=HostUnits()), kv=replace(one.kv, host_layers=0))
+        for one in plan.ranks.decided(plan.decisions)
+    )
+    prediction = predict_ranks(plan.hardware, plan.model, plan.workload, (first, *others), plan.dealing)
+    return replace(plan, decisions=first, prediction=prediction, ranks=replace(plan.ranks, others=tuple(others)))
 
 
 def launched_singly(plan: Plan) -> Plan:
@@ -27,8 +32,8 @@ def launched_singly(plan: Plan) -> Plan:
 
 
 def schedules_of(plan: Plan) -> tuple[Schedule, ...]:
-    """The plan's own first; streaming alone where the CPU computes units, or attends to layers."""
+    """The plan's own first; streaming alone where the CPU computes units of any rank, or attends to layers."""
     own = Schedule(OWN, plan.prediction.decode_s_per_token)
-    if not plan.placement.host_units and not plan.decisions.kv.host_layers:
+    if not any(one.placement.host_units or one.decisions.kv.host_layers for one in plan.each_rank):
         return (own,)
     return own, Schedule(ALONE, alone(plan).prediction.decode_s_per_token)

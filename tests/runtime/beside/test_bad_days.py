@@ -19,6 +19,7 @@ from torch import nn
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.recorded.card_graph import CardGraph
@@ -84,8 +85,10 @@ def unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))
 
 
-def test_an_interrupt_while_card_and_cpu_compute_ends_both(unlocked: None) -> None:
-    """It comes where the host waits for the step. Closing lets the card ask for the rest of the step, and the CPU answers."""
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_an_interrupt_while_card_and_cpu_compute_ends_both(unlocked: None, in_turn: bool) -> None:
+    """It comes where the host waits for the step, and a thread looks for the next unit. Closing lets the card ask for the rest of the step,
+    and the CPU answers."""
     modules = [Gated() for _ in range(UNITS)]
     units = [
         host_unit(Unit("ffn", i), "mlp", module, {f"mlp.{name}": p.detach() for name, p in module.named_parameters()}, "silu")
@@ -96,18 +99,20 @@ def test_an_interrupt_while_card_and_cpu_compute_ends_both(unlocked: None) -> No
 
     def compute(step: Step, tables: object, numbers: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         hidden = torch.ones(1, 1, 32, dtype=torch.bfloat16)
-        for module in cast(list[nn.Module], modules):
+        for number, module in enumerate(cast(list[nn.Module], modules)):
+            feeding[-1].enter(Unit("attn", number))
             hidden = module(hidden)
         return hidden[0]
 
     stepper = SimpleNamespace(device=torch.device("cpu"), pool=SimpleNamespace(page_tokens=4), put=torch.tensor, compute_tabled=compute)
     step = Step((Row(0, (5,), 0, (0,), RowKind.decode),))
     with HostPool(2) as pool:
-        host = HostSteps(pool, units, 1, HostCopier(), ledger)
-        fed_by = cast(Any, lambda weights: nullcontext())
-        steps = GraphSteps(cast(TabledStepper, stepper), cast(CardGraph, card), stream, cast(Any, None), fed_by, None, host)
+        host, feeding = HostSteps(pool, units, 1, HostCopier(), ledger, in_turn), list[WeightStream]()
+        fed_by = cast(Any, lambda weights: nullcontext(feeding.append(weights)))
+        steps = GraphSteps(cast(TabledStepper, stepper), cast(CardGraph, card), stream, stream, fed_by, None, host)
         steps.capture(step)
         assert steps.refused is None and steps.serves(step)
+        assert len(card.acts) == UNITS * (3 + in_turn), "words of a unit"
         steps.run(step)
         assert card.begun.wait(HANGS_S)
         before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -74,19 +74,21 @@ def steps(pool: PagePool) -> Iterator[Step]:
         yield from over(tokens(number, one, two, three) if number % 2 else tokens(number, three, one))
 
 
-def main() -> None:
-    """Lead, unless a watchdog started this."""
+def main(own: str = "tests.runtime.ranks.played_cards") -> None:
+    """Lead, unless a watchdog started this. ``own``: what it is to start."""
     open_led.Groundwork = PlayedGroundwork  # type: ignore[misc,assignment]
     if len(sys.argv) == 1:
         rank_process.main()
     plan, checkpoint, out = read_plan(Path(sys.argv[1])), Path(sys.argv[2]), Path(sys.argv[3])
-    starting.LED = "tests.runtime.ranks.played_cards"
+    starting.LED = own
     company = starting.start(plan.ranks.count)
     with open_session(plan, checkpoint, PlayedGround(HostCopier(), CPU, company)) as session:
         session.load(Batch([[1] * 20] * 3, 8, 1 << 20))
         said = [session.step(step).clone() for step in steps(session.engine.kv.pages)]
         session.book("decode")
-        told = {"handed": session.engine.facts()["handed"], "stages": session.engine.stage_totals(), "others": session.rank.reports()}
+        told = {"stages": session.engine.stage_totals(), "others": session.rank.reports()}
+        facts = session.engine.facts()
+        told |= {"handed": facts["handed"], "graphs": facts["graphs"], "launched": session.launched}
         ring = session.engine.facts()["ring"]
     company.leave()
     torch.save({"said": said, "told": told, "ring": ring}, out)
