@@ -15,6 +15,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import QUANTISED
@@ -27,6 +29,8 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.plan.schedules import ALONE, OWN, schedules_of
+from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
@@ -140,12 +144,18 @@ def with_cpu(rates: HostRates | None = HOST, **change: object) -> HardwareProfil
     return host(vram=900 * MB, **CARDS | kernels | {"host": rates} | change)
 
 
+HOPS = {"launched": LINKS, "recorded": replace(LINKS, word_hop_s=1.5e-5)}
+
+
+@pytest.mark.parametrize("hops", HOPS)
 @pytest.mark.parametrize("bus", [130.0, 180.0, 220.0, 400.0])
 @pytest.mark.parametrize("count", [2, 4])
-def test_one_cpu_computes_units_of_all_ranks_in_turn(count: int, bus: float) -> None:
-    plan = answer_dealt(Question(with_cpu(dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
-    alone = answer_dealt(Question(with_cpu(None, dram_bus_gbps=bus), BESIDE, work(new_tokens=24), ranks=count))
+def test_one_cpu_computes_units_of_all_ranks_in_turn(count: int, bus: float, hops: str) -> None:
+    change = {"dram_bus_gbps": bus, "links": HOPS[hops]}
+    plan = answer_dealt(Question(with_cpu(**change), BESIDE, work(new_tokens=24), ranks=count))
+    alone = answer_dealt(Question(with_cpu(None, **change), BESIDE, work(new_tokens=24), ranks=count))
     acted = as_promised(plan, 0.06, 0.03)
+    assert is_recorded(acted[0].plan.hardware, acted[0].plan.placement, acted[0].plan.decisions.kv) is (hops == "recorded")
     units = [one.plan.placement.host_units for one in acted]
     if (count, bus) == (4, 130.0):
         assert not any(units), "the bus is full without it"
@@ -168,15 +178,45 @@ def test_a_cpu_that_computes_for_several_ranks_takes_as_much_from_the_chain_as_f
     assert four.of(Resource.card) == pytest.approx(4 * one.of(Resource.card))
     assert four.of(Resource.cpu) == pytest.approx(4 * (unit.stored_bytes / 75e9 + 1e-4)), "beside copies, handed over by the interpreter"
     assert one.of(Resource.cpu) == pytest.approx(unit.stored_bytes / 100e9 + 1e-5)
+    recorded = Beside.of(replace(share, links=HOPS["recorded"]), part, 1, ResidentForms()).computed(unit)
+    assert recorded.of(Resource.card) == pytest.approx(four.of(Resource.card)) and not recorded.hands_over
+    assert recorded.of(Resource.cpu) == pytest.approx(4 * (unit.stored_bytes / 75e9 + 1e-5)), "handed over by the step's graph"
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_recorded_steps_wait_for_the_cpu_as_long_whatever_launching_takes(count: int) -> None:
+    """A launched layer of 5 ms would bind: nobody launches one."""
+    took = {}
+    for hops in HOPS:
+        for launch_s in (6e-4, 5e-3):
+            machine = with_cpu(layer_launch_s=launch_s, links=HOPS[hops])
+            plan = answer_dealt(Question(machine, BESIDE, work(new_tokens=24), Force(host_ffn=2), ranks=count))
+            step_s = fmean(RanksSimulation(plan, Options()).run()[0].record.step_ns) / 1e9
+            if hops == "recorded":
+                assert step_s == pytest.approx(plan.prediction.decode_s_per_token, rel=0.03)
+            took[hops, launch_s] = step_s
+    assert took["recorded", 6e-4] == took["recorded", 5e-3] < 0.95 * took["launched", 5e-3]
+
+
+def test_each_rank_streams_alone_by_one_prediction() -> None:
+    """Rank 0 judges for all, also where it has no units itself."""
+    question = Question(with_cpu(links=HOPS["recorded"]), BESIDE, work(new_tokens=24), ranks=4)
+    plan, none = answer_dealt(question), answer_dealt(replace(question, force=Force(host_ffn=0)))
+    own, alone = schedules_of(plan)
+    assert (own.name, alone.name, own.predicted_s) == (OWN, ALONE, plan.prediction.decode_s_per_token)
+    assert alone.predicted_s == pytest.approx(none.prediction.decode_s_per_token)
+    first = replace(plan.decisions, weights=replace(plan.decisions.weights, host=HostUnits()))
+    assert len(schedules_of(replace(plan, decisions=first))) == 2
+    assert schedules_of(none) == (Schedule(OWN, none.prediction.decode_s_per_token),)
 
 
 @pytest.mark.parametrize(
     ("hardware", "counts", "says"),
     [
         (
-            with_cpu(links=WORDS["links"]),
-            (),
-            r"recorded steps of several ranks leave the CPU out; hardware\.links\.word_hop_s=0",
+            with_cpu(links=HOPS["recorded"]),
+            (16, 8),
+            "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet",
         ),
         (with_cpu(), (16, 8), "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"),
         (with_cpu(None), (), "has no rates of the CPU beside the GPU"),
@@ -190,9 +230,10 @@ def test_ranks_whose_units_the_cpu_does_not_compute_say_why(hardware: HardwarePr
         answer_dealt(replace(question, force=Force(host_ffn=2)))
 
 
+@pytest.mark.parametrize("hops", HOPS)
 @pytest.mark.parametrize(("count", "units"), [(2, 1), (2, 3), (4, 1), (2, 6), (4, 2)])
-def test_units_of_the_cpu_leave_a_step_what_links_or_the_chain_take(count: int, units: int) -> None:
-    plan = answer_dealt(Question(with_cpu(), BESIDE, work(new_tokens=24), Force(host_ffn=units), ranks=count))
+def test_units_of_the_cpu_leave_a_step_what_links_or_the_chain_take(count: int, units: int, hops: str) -> None:
+    plan = answer_dealt(Question(with_cpu(links=HOPS[hops]), BESIDE, work(new_tokens=24), Force(host_ffn=units), ranks=count))
     as_promised(plan, 0.06, 0.03)
     layers = sorted(plan.dealing.of(rank)[unit.layer] for rank in range(count) for unit in plan.of_rank(rank).placement.host_units)
     gaps = [after - before for before, after in zip(layers, layers[1:], strict=False)]

@@ -50,14 +50,10 @@ def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
 
 def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
     """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
-    that of several where it is launched kernel by kernel."""
+    that of several also where it is launched kernel by kernel."""
     if not records_whole(model) or (model.dealt is None and not can_record(hardware, model)):
         return "steps of this model cannot be recorded"
-    if model.dealt is None:
-        return ""
-    if can_record(hardware, model):
-        return "recorded steps of several ranks leave the CPU out; hardware.links.word_hop_s=0 has them launched"
-    if hardware.round_cards or not Dealing(model.dealt.counts).is_even:
+    if model.dealt is not None and (hardware.round_cards or not Dealing(model.dealt.counts).is_even):
         return "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"
     return ""
 
@@ -83,17 +79,24 @@ class Beside:
     rates: HostRates
     rows: int
     forms: ResidentForms
-    turns: float = 1.0
+    turns: int = 1
     """Ranks whose units follow each other, where each computes as many."""
     launched: bool = False
-    """Whether the interpreter hands units over, not the step's graph."""
+    """Whether the interpreter hands units over, not the step's graph: that of several ranks, whose steps are not recorded."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms) -> Beside:
         """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has."""
         assert hardware.host is not None
-        one = cls(hardware, hardware.host, rows, forms, 1 if model.dealt is None else model.dealt.count, model.dealt is not None)
-        return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn))) if one.launched else one
+        if model.dealt is None:
+            return cls(hardware, hardware.host, rows, forms)
+        one = cls(hardware, hardware.host, rows, forms, model.dealt.count, not can_record(hardware, model))
+        return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn)))
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether the CPU rests while cards compute, and some link copies whenever it works."""
+        return self.turns > 1
 
     def _on_the_bus(self, units: Sequence[UnitSpec]) -> HostRates:
         """The rates of a rank, whose share of the bus is as the ranks' of its host are, while the CPU multiplies by any of ``units``."""
@@ -119,7 +122,7 @@ class Beside:
         each rank one. The card's seconds are negative: what it would have taken."""
         seen = unit.decoded if unit.kind in self.forms.decoded else unit
         alone_s, slowed_s = self.alone_s(unit), (1 - self.rates.h2d_beside) / self.rates.beside_h2d
-        cpu_s = self.handed_s(unit) + (alone_s * (1 / self.rates.beside_h2d - 1) if self.launched else 0.0)
+        cpu_s = self.handed_s(unit) + (alone_s * (1 / self.rates.beside_h2d - 1) if self._in_turn else 0.0)
         return Price(
             {
                 Resource.cpu: self.turns * cpu_s,
@@ -152,7 +155,7 @@ class Beside:
     def held_up(self, copies: Amount, head: Amount) -> Amount:
         """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU beyond what :meth:`computed` says. ``head``:
         those of them for the LM head."""
-        if self.launched:
+        if self._in_turn:
             return 0.0
         share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
         return copies * share + head * (1 - share)
