@@ -81,14 +81,20 @@ def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company,
         assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
 
 
-def test_two_ranks_on_a_card_hand_units_over_to_the_cpu(tmp_path: Path, company: Company) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+def test_two_ranks_on_a_card_hand_units_over_to_the_cpu(tmp_path: Path, company: Company, recorded: bool) -> None:
     """Of prompts and of the steps behind them; a row of three sequences decodes, then two, then one."""
     checkpoint = save_tiny(tmp_path)
     made = decisions(gpu=True, **PLACES["streamed"])
     wanted, _ = generated(plan_for(checkpoint, made, gpu=True), checkpoint, None)
-    handed = replace(made, weights=replace(made.weights, host=HostUnits(2, 2)))
-    found, facts = generated(of_ranks(handed, checkpoint, False), checkpoint, company)
-    assert facts["handed"]["steps"] == 15, "those of one and of two rows, of 24 tokens of the longest sequence"
+    handed = replace(made, weights=replace(made.weights, host=HostUnits(2, 3 if recorded else 2)))
+    found, facts = generated(of_ranks(handed, checkpoint, recorded), checkpoint, company)
+    if recorded:
+        graphs = facts["graphs"]
+        assert facts["handed"] is None and {"rows": 3, "refused": None}.items() <= graphs.items() and graphs["steps"] > 20
+        assert graphs["schedules"]["steps"]["the plan's"] > 3, "what the CPU computed was held to the card"
+    else:
+        assert facts["handed"]["steps"] == 15, "those of one and of two rows, of 24 tokens of the longest sequence"
     compared = 0
     for passed, (a, b) in enumerate(zip(found.logits, wanted.logits, strict=True)):
         if any(made[:passed] != own[:passed] for made, own in zip(found.tokens, wanted.tokens, strict=True)):
