@@ -7,7 +7,7 @@ gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 
 they have their whole size, 1.7 GB a layer, of which `ssd` and `first` keep half in DRAM and `dram` all: what is read then drives the
 interpreter out of the caches, and visits take twice as long. A real file is read with O_DIRECT. Routers are drawn: some experts are
 likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations, and `OPERATIONS` come between two visits; each
-of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's by readers.
+of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's that queues a copy.
 
 Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; `first`, the same while all that is read comes for
 the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then `busy`, all in VRAM
@@ -78,15 +78,21 @@ class Reads(NamedTuple):
 
 
 class IdleCard:
-    """Whatever is asked of it has happened."""
+    """Whatever is asked of it has happened. A call of the kernel's that does nothing stands for each of the driver's."""
+
+    def __init__(self) -> None:
+        self._copy = ctypes.PyDLL(None).sched_yield
+        self._copy.argtypes = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
 
     def twin(self) -> IdleCard:
         return self
 
-    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None: ...
+    def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
+        to, begin = into.data_ptr(), source.data_ptr()
+        for s in segments:
+            self._copy(to + s.dst, begin + s.src, s.nbytes, None)
 
     def driver_calls(self) -> DriverCalls:
-        """A call of the kernel's that does nothing stands for each of the driver's."""
         idle = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
         return DriverCalls(idle, 0, idle, idle, 0)
 
@@ -97,6 +103,7 @@ class IdleCard:
         return 0.0, 0
 
     def copy_event(self) -> float:
+        self._copy(0, 0, 0, None)
         return 0.0
 
     def compute_event(self) -> float:
@@ -145,9 +152,16 @@ class ForgetfulReads(UrgentSoundReads):
     """To which everything comes for the first time."""
 
     def read_each(self, *asked: Any, **more: Any) -> None:
+        self._forget()
+        super().read_each(*asked, **more)
+
+    def bring(self, *asked: Any, **more: Any) -> None:
+        self._forget()
+        super().bring(*asked, **more)
+
+    def _forget(self) -> None:
         self._seen.clear()
         self._sound.clear()
-        super().read_each(*asked, **more)
 
 
 @contextmanager

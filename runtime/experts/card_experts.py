@@ -15,7 +15,7 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
 from penstock.runtime.experts.carried_experts import Carried, CarriedExperts
 from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import ExpertCopies, Wanted
+from penstock.runtime.experts.expert_copies import ExpertCopies, Pieces, Wanted
 from penstock.runtime.experts.expert_fetch import Carrying, Key
 from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
@@ -94,16 +94,19 @@ class CardExperts:
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self._layouts, self._cache, self._dram = layouts, cache, dram
-        self._copies = ExpertCopies(slots, device, ledger)
+        calls = device.driver_calls()
+        carrier = None if calls is None else dram.carrier(calls)
+        self._copies = ExpertCopies(slots, device, ledger, carrier)
         self._device, self._clock, self._beside = device, clock, beside
         self._chunk_bytes, self._in_flight = chunk_bytes, in_flight
+        self._wholes: dict[Key, Pieces] = {}
         self._coming: dict[Key, _Ahead] = {}
         self._under_way: deque[Event] = deque()
         self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
         self._ahead: set[Key] = set()
         self._wanted: Iterator[Key] | None = None
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
-        self._carried = CarriedExperts(layouts, self._copies, dram)
+        self._carried = CarriedExperts(layouts, self._copies, dram, carrier)
         self._carrying: Carrying = partial(self._carried.carry, self._take)
         self._behind: Callable[[], None] = _nothing
         """What is left of the latest visit."""
@@ -308,7 +311,7 @@ class CardExperts:
             slot = self._cache.slot(layer, expert)
             if slot is None:
                 slot = self._take(layer, expert)
-            self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), segments)])
+            self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
         elif over:
             self._carried.all_came(layer, expert, carried)
         if not over:
@@ -353,7 +356,10 @@ class CardExperts:
         return slot
 
     def _whole(self, key: Key, slot: int) -> Wanted:
-        return Wanted(key, slot, *self._dram.place(*key), self._layouts[key].segments)
+        whole = self._wholes.get(key)
+        if whole is None:
+            whole = self._wholes[key] = Pieces.of(self._layouts[key].segments)
+        return Wanted(key, slot, *self._dram.place(*key), whole)
 
     def _copy(self, wanted: Sequence[Wanted]) -> Event:
         over = self._copies.copy(wanted)
@@ -416,4 +422,4 @@ class CardExperts:
 
     def _queue(self, coming: _Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, chunks)])
+        return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])

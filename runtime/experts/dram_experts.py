@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.moving.filler import Arrival
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
+from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.reading.reads_inbox import Inbox, Ticket
@@ -142,6 +144,10 @@ class DramExperts:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
         return self._pool.carrier(calls)
 
+    def order(self, key: Key, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+        """Likewise, of all parts of an expert."""
+        return self._pool.order(self.parts(*key), self.slot_bytes, segments)
+
     def begun(self) -> None:
         """Return when what was missed is being read, as far as slots and the drive's queue have room."""
         self._pool.begun()
@@ -214,7 +220,7 @@ class DramExperts:
 
     def all_parts(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> None:
         """Wait until ``experts``, all on their way and carried on, have arrived. Calls ``meanwhile`` again and again until then. The
-        thread is woken once, when the last part has come: whatever it does then it does with cold caches, for 100 us a part."""
+        thread is woken once, when the last of them has come: whatever it does then it does with cold caches."""
         fetches = [self._fetches[layer, expert] for expert in experts]
         begun = time.perf_counter()
         while left := sum([fetch.left for fetch in fetches]):
@@ -299,9 +305,12 @@ class DramExperts:
             return False
         self._left.pop(slot, _at_once)()
         fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
-        if carrying is not None:
-            fetch.carried = carrying(key, self._buffer(slot))
-        self._submit(fetch)
+        carry = None if carrying is None else carrying(key, self._buffer(slot))
+        if carry is None:
+            self._submit(fetch)
+        else:
+            fetch.submitted, fetch.under_way, fetch.left = len(fetch.parts), 1, 1
+            self._pool.bring(Ticket(self._inbox, (fetch, 0), None, carry), self._view(slot), "expert {}.{}".format(*key))
         return True
 
     def _submit(self, fetch: Fetch) -> None:
@@ -315,12 +324,10 @@ class DramExperts:
         fetch.submitted += count
         fetch.under_way += count
         dones: list[Done]
-        if not fetch.demanded:
-            dones = [partial(self._landed, fetch, number) for number in numbers]
-        elif fetch.carried is None:
+        if fetch.demanded:
             dones = [Ticket(self._inbox, (fetch, number)) for number in numbers]
         else:
-            dones = [Ticket(self._inbox, (fetch, number), None, fetch.carried[number].carry) for number in numbers]
+            dones = [partial(self._landed, fetch, number) for number in numbers]
         layer, expert = fetch.key
         parts = fetch.parts[numbers.start : numbers.stop]
         self._pool.read_each(parts, self._view(fetch.slot), dones, f"expert {layer}.{expert}", urgent=fetch.demanded)

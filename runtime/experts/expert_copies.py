@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -11,21 +12,34 @@ import torch
 
 from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_fetch import CarriedPart, Key
+from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued
 from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.reading.native.native_carrier import Carry, NativeCarrier
+
+
+class Pieces(NamedTuple):
+    """``segments`` of an expert, as a carrier takes them, too, and their bytes."""
+
+    segments: Sequence[Segment]
+    words: array[int]
+    nbytes: int
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment]) -> Pieces:
+        return cls(segments, NativeCarrier.words(segments), sum([s.nbytes for s in segments]))
 
 
 class Wanted(NamedTuple):
-    """What is to be copied of an expert: ``segments`` of ``source``, the bytes of ``dram_slot``, into ``slot``."""
+    """What is to be copied of an expert: ``pieces`` of ``source``, the bytes of ``dram_slot``, into ``slot``."""
 
     key: Key
     slot: int
     dram_slot: int
     source: torch.Tensor
-    segments: Sequence[Segment]
+    pieces: Pieces
 
 
 class _Together(NamedTuple):
@@ -37,15 +51,19 @@ class _Together(NamedTuple):
         return " ".join(str(Unit("expert", *key)) for key in self.keys)
 
 
-def _carried_before(part: CarriedPart) -> int:
-    return part.carry.number
+def _first(row: tuple[int, int, Event, int]) -> int:
+    return row[0]
 
 
 class ExpertCopies:
-    """The copy stream of ``device`` and the events at both ends of each of ``slots``. One caller at a time."""
+    """The copy stream of ``device`` and the events at both ends of each of ``slots``. One caller at a time. A ``carrier`` queues copies
+    there by one call, which is short beside a call for each."""
 
-    def __init__(self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger):
+    def __init__(self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger, carrier: NativeCarrier | None = None):
         self.slots = slots
+        self.begins = [slot.data_ptr() for slot in slots]
+        """Where they lie."""
+        self._carrier = carrier
         self.device = device
         self._booking = Booking(device, ledger, EXPERTS)
         self._queued: deque[Queued] = deque()
@@ -55,14 +73,21 @@ class ExpertCopies:
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
         they share: to record and to book one takes the host as long as a copy."""
-        issued_s, nbytes, device = time.perf_counter(), 0, self.device
-        slots = [one.slot for one in wanted]
+        issued_s, nbytes, device, carrier = time.perf_counter(), 0, self.device, self._carrier
+        slots, moves = [one.slot for one in wanted], array("q")
         for left in dict.fromkeys([self._left.pop(slot) for slot in slots if slot in self._left]):
             device.copy_waits(left)
-        for _, slot, _, source, segments in wanted:
-            device.copy_parts(self.slots[slot], source, segments)
-            nbytes += sum([s.nbytes for s in segments])
-        over = device.copy_event()
+        for _, slot, _, source, pieces in wanted:
+            if carrier is None or not device.in_one_piece(source):
+                device.copy_parts(self.slots[slot], source, pieces.segments)
+            else:
+                moves.extend((pieces.words.buffer_info()[0], len(pieces.segments), self.begins[slot], source.data_ptr()))
+            nbytes += pieces.nbytes
+        if carrier is None or not moves:
+            over = device.copy_event()
+        else:
+            over, handle = device.event_ahead()
+            carrier.copy(moves, handle)
         self._arrived |= dict.fromkeys(slots, over)
         self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
         return over
@@ -73,16 +98,18 @@ class ExpertCopies:
         if left is not None:
             self.device.copy_waits(left)
 
-    def carried(self, slot: int, parts: Sequence[CarriedPart]) -> Event:
-        """The threads that read ``parts`` of an expert have queued their copies into ``slot``. Returns the event behind the last."""
-        over = self._arrived[slot] = max(parts, key=_carried_before).event
+    def carried(self, slot: int, carry: Carry, events: Sequence[Event]) -> Event:
+        """The threads that read an expert's parts have queued their copies into ``slot``, each with one of ``events`` behind. Returns the
+        last of these."""
+        numbers = carry.numbers
+        over = self._arrived[slot] = events[numbers.index(max(numbers))]
         return over
 
-    def book(self, key: Key, parts: Sequence[CarriedPart]) -> None:
+    def book(self, key: Key, carry: Carry, events: Sequence[Event]) -> None:
         """These copies of an expert are to be booked when they are over."""
         unit = _Together((key,))
-        for carry, over, nbytes in sorted(parts, key=_carried_before):
-            self._queued.append(Queued(carry.begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
+        for _, begun_ns, over, nbytes in sorted(zip(carry.numbers, carry.begun_ns, events, carry.order.nbytes, strict=True), key=_first):
+            self._queued.append(Queued(begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
-from penstock.runtime.memory.device import Event
 from penstock.runtime.reading.blocks import pieces_of
 from penstock.runtime.reading.native.native_carrier import Carry
 from penstock.runtime.store.base import Extent, UnitLayout
@@ -17,16 +15,8 @@ Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-class CarriedPart(NamedTuple):
-    """A part that the thread which reads it copies on: ``nbytes`` to a slot of VRAM, and the point behind them."""
-
-    carry: Carry
-    event: Event
-    nbytes: int
-
-
-Carrying = Callable[[Key, torch.Tensor], Sequence[CarriedPart] | None]
-"""What becomes of the parts of an expert that comes from the SSD to a slot of DRAM; None where the consumer copies them itself."""
+Carrying = Callable[[Key, torch.Tensor], Carry | None]
+"""What becomes of an expert that comes from the SSD to a slot of DRAM; None where the consumer copies its parts itself."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +33,7 @@ class Fetch:
     arrived: list[int] = field(default_factory=list)
     """Parts that arrived and that the consumer has not fetched."""
     left: int = 0
-    carried: Sequence[CarriedPart] | None = None
+    """Of what the consumer is told: a part, or all of an order."""
 
     def __post_init__(self) -> None:
         self.left = len(self.parts)

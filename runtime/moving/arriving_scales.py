@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.layout import Extent
@@ -91,10 +91,8 @@ class SoundReads:
         if not self._scales or self._sound.get(id(extents)) is extents:
             return done
         if isinstance(done, Ticket) and isinstance(extents, tuple):
-            self._sound[id(extents)] = extents
-            expected = self._expected.pop(id(extents), None)
-            words = self._scales.words(extents) if expected is None else expected[1]
-            return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into)), done.carry) if words else done
+            words = self._words(extents)
+            return Ticket(done.inbox, done.key, Look((words,), partial(self._refusal, extents, into)), done.carry) if words else done
         new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen]
         if not new:
             return done
@@ -107,6 +105,14 @@ class SoundReads:
             done(error)
 
         return landed
+
+    def _words(self, extents: tuple[Extent, ...]) -> array[int]:
+        """What there is to look at in what comes now, by readers; nothing where it has come before."""
+        if self._sound.get(id(extents)) is extents:
+            return array("q")
+        self._sound[id(extents)] = extents
+        expected = self._expected.pop(id(extents), None)
+        return self._scales.words(extents) if expected is None else expected[1]
 
     def _refusal(self, extents: Iterable[Extent], into: memoryview) -> UserError | None:
         """Of what has come, for whoever waits for this read."""
@@ -131,7 +137,7 @@ class UrgentSoundReads(SoundReads):
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
         self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
-        self.carrier = source.carrier
+        self.carrier, self.order, self._bring = source.carrier, source.order, source.bring
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
@@ -147,3 +153,13 @@ class UrgentSoundReads(SoundReads):
         if self._scales:
             dones = [self._checked(extents, into, done) for extents, done in zip(parts, dones, strict=True)]
         self._read_each(parts, into, dones, name, urgent)
+
+    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
+        if self._scales and ticket.carry is not None:
+            parts = ticket.carry.order.parts
+            words = [self._words(extents) for extents in parts]
+            if any(words):
+                look = Look(words, partial(self._refusal, [extent for part in parts for extent in part], into))
+                ticket = Ticket(ticket.inbox, ticket.key, look, ticket.carry)
+        self._bring(ticket, into, name)

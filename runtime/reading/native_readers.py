@@ -17,17 +17,20 @@ from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.block_reader import BlockReader, Staging, Target
 from penstock.runtime.reading.blocks import Block, Landing
 from penstock.runtime.reading.files import FileTable
-from penstock.runtime.reading.known_runs import KnownRuns, Runs
+from penstock.runtime.reading.known_runs import KnownRuns
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.readers_library import ENDED, LOOK_WORDS, ODD, OVER, CFact, ReadersLibrary
+from penstock.runtime.reading.native.native_order import PART_WORDS, Order, part_words
+from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Ticket
 from penstock.runtime.reading.store_errors import cancelled, closed
 
 K = TypeVar("K")
 NS = 1e-9
+_ASKED_WORDS = 7
+"""Of ``struct asked``."""
 MOST_HEARD = 64
 """Reads or facts that are fetched in one call."""
 
@@ -40,14 +43,14 @@ def _stop(library: ReadersLibrary, pool: int, process: int) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Asked:
-    """A call of ``read`` that is not over, into ``into``, which lies at ``address``; keeps its buffer, its runs and its looks alive."""
+    """A call of ``read`` that is not over, into ``into``, which lies at ``address``; keeps alive what C looks at."""
 
     done: Any
     error: BaseException | None = None
     into: memoryview | None = None
     address: int = 0
     name: str = ""
-    runs: Runs | None = None
+    keeps: object = None
 
 
 class NativeInbox(Generic[K]):
@@ -115,30 +118,54 @@ class NativeReaders:
     def ask(self, parts: Sequence[Sequence[Extent]], into: memoryview, dones: Sequence[Done], name: str, urgent: bool) -> None:
         """Queue a call of ``read`` for each of ``parts``."""
         address, known = address_of(into), self._known.of
-        nbytes, aligned, numbers, words = len(into), address % ALIGN == 0, [], list[int]()
+        nbytes, aligned, count = len(into), address % ALIGN == 0, len(parts)
         with self._order:
             if self.closed:
                 raise closed()
             found = [known(extents, nbytes, aligned) for extents in parts]
-            for each, done in zip(found, dones, strict=True):
-                number, heard, looks, looked, carry = next(self._numbers), 0, 0, 0, 0
-                self._asked[number] = _Asked(done, None, into, address, name, each)
-                numbers.append(number)
+            words = array("q", bytes(8 * count * (_ASKED_WORDS + PART_WORDS)))
+            asked, part_at = words.buffer_info()[0], 8 * count * _ASKED_WORDS
+            numbers = [next(self._numbers) for _ in parts]
+            for i, (number, each, done) in enumerate(zip(numbers, found, dones, strict=True)):
+                inbox, look = 0, None
+                self._asked[number] = _Asked(done, None, into, address, name, (each, words))
                 if isinstance(done, Ticket) and isinstance(done.inbox, NativeInbox) and done.inbox.readers is self:
-                    heard = done.inbox.address
-                    if done.look is not None:
-                        looks, size = done.look.words.buffer_info()
-                        looked = size // LOOK_WORDS
-                    if done.carry is not None:
-                        carry, _ = done.carry.words.buffer_info()
-                words += (each.address, len(each.extents), number, heard, looks, looked, carry)
-            if self._blocks.on_block is not None:
-                self._names |= dict.fromkeys(numbers, name)
-            asked = array("q", words)
-            if self.library.quick.readers_ask(self._pool, asked.buffer_info()[0], len(numbers), address, urgent):
-                for number in numbers:
-                    del self._asked[number]
-                raise MemoryError("no memory for a read")
+                    inbox, look = done.inbox.address, done.look
+                at, part = i * _ASKED_WORDS, count * _ASKED_WORDS + i * PART_WORDS
+                words[at : at + _ASKED_WORDS] = array("q", (asked + part_at + 8 * i * PART_WORDS, 1, number, inbox, 0, 0, 0))
+                runs = each.address, len(each.extents)
+                words[part : part + PART_WORDS] = array("q", part_words(runs, None if look is None else look.words[0]))
+            self._ask(asked, numbers, address, name, urgent)
+
+    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+        """``parts`` as they come into aligned buffers of ``nbytes``, to be copied on by ``segments`` of each."""
+        with self._order:
+            runs = [self._known.of(extents, nbytes, aligned=True) for extents in parts]
+        return Order(parts, [(one.address, len(one.extents)) for one in runs], segments, runs)
+
+    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
+        """Queue the order that ``ticket`` carries on, before all that is not urgent."""
+        carry, look, address = ticket.carry, ticket.look, address_of(into)
+        assert carry is not None, "it has an order"
+        order, carrier, to, told = carry
+        order.look(() if look is None else look.words)
+        number = next(self._numbers)
+        inbox, parts = ticket.inbox.address, len(order.parts)  # type: ignore[attr-defined]
+        words = array("q", (order.address, parts, number, inbox, carrier.address, to, told.buffer_info()[0]))
+        with self._order:
+            if self.closed:
+                raise closed()
+            self._asked[number] = _Asked(ticket, None, into, address, name)
+            self._ask(words.buffer_info()[0], (number,), address, name, True)
+
+    def _ask(self, asked: int, numbers: Sequence[int], into: int, name: str, urgent: bool) -> None:
+        """``struct asked`` of each of ``numbers`` lie at ``asked``."""
+        if self._blocks.on_block is not None:
+            self._names |= dict.fromkeys(numbers, name)
+        if self.library.quick.readers_ask(self._pool, asked, len(numbers), into, urgent):
+            for number in numbers:
+                del self._asked[number]
+            raise MemoryError("no memory for a read")
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """Keep the runs of ``parts``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import BuiltinFunctionType
@@ -18,12 +19,13 @@ from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
+from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.reading.native.readers_library import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.python_readers import PythonReaders
 from penstock.runtime.reading.read_meter import Meter
-from penstock.runtime.reading.reads_inbox import Inbox
+from penstock.runtime.reading.reads_inbox import Inbox, Ticket
 from penstock.runtime.reading.stalls import Stalls
 
 
@@ -54,7 +56,15 @@ class UrgentReads(Reads, Protocol):
         """Each of ``parts`` will be read, as the same tuple, into aligned buffers of ``nbytes``. What can be done before is done now."""
 
     def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
-        """Lets reading threads copy on what comes, by ``calls``, for a ``Ticket`` with a ``Carry``; None where they cannot."""
+        """Lets reading threads copy on what comes, by ``calls``, of an :meth:`order`; None where they cannot."""
+
+    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+        """``parts`` that come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are copied on, as a carrier's
+        ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
+
+    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
+        """Read the order that ``ticket`` carries into ``into``, urgently. Each part is copied on when it has come; the inbox hears of all
+        of them at once."""
 
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
@@ -141,6 +151,21 @@ class ReadPool:
     def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
         """See :class:`UrgentReads`."""
         return self._readers.carrier(calls)
+
+    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+        """See :class:`UrgentReads`."""
+        return self._native.order(parts, nbytes, segments)
+
+    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
+        """See :class:`UrgentReads`."""
+        if self._readers.broken is not None:
+            raise self._readers.broken
+        self._native.bring(ticket, into, name)
+
+    @property
+    def _native(self) -> NativeReaders:
+        assert isinstance(self._readers, NativeReaders), "they gave a carrier"
+        return self._readers
 
     def begun(self) -> None:
         """See :class:`UrgentReads`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.runtime.reading.native.native_carrier import Carry
@@ -28,15 +28,15 @@ class Inbox(Protocol[K]):
 class Look(NamedTuple):
     """What is looked at when a read has brought it: whether numbers in its buffer are numbers."""
 
-    words: array[int]
-    """``struct look`` of look.h, one after the other."""
+    words: Sequence[array[int]]
+    """Of each part of what is read: ``struct look`` of look.h, one after the other."""
     refusal: Callable[[], BaseException | None]
     """Why not; None where they are. Looks without C."""
 
 
 class Ticket(Generic[K]):
     """The ``done`` of a read that comes into ``inbox`` as ``key`` when it is over: readers that know inboxes do that without Python. So
-    they ``look`` at what came; where that is no number, Python says so. What is sound they ``carry`` on."""
+    they ``look`` at what came; where that is no number, Python says so. What is sound of an order they ``carry`` on."""
 
     __slots__ = ("carry", "inbox", "key", "look")
 

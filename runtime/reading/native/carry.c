@@ -35,23 +35,41 @@ void carrier_free(struct carrier *carrier)
     free(carrier);
 }
 
-int carry_on(struct carry *carry, const char *buffer)
+/* 0, or what the driver refuses with. */
+static int queue(const struct carrier *carrier, const struct move *move)
 {
-    struct carrier *carrier = carry->carrier;
+    int refused = 0;
+    for (int64_t i = 0; !refused && i < move->count; i++) {
+        const struct segment *s = &move->segments[i];
+        refused = carrier->copy(move->to + (uint64_t)s->to, (uint64_t)(uintptr_t)(move->from + s->from), (size_t)s->bytes, carrier->stream);
+    }
+    return refused;
+}
+
+/* From the thread that launches kernels, which has the context and closes the carrier: without the lock, for which it would wait. `event`
+ * is recorded behind all moves. 0, or what the driver refuses with. */
+int64_t carrier_copy(const struct carrier *carrier, const struct move *moves, int64_t count, void *event)
+{
+    int refused = 0;
+    for (int64_t i = 0; !refused && i < count; i++)
+        refused = queue(carrier, &moves[i]);
+    return refused ? refused : carrier->record(event, carrier->stream);
+}
+
+int carry_on(struct carrier *carrier, const struct move *move, void *event, struct carried *carried)
+{
     struct timespec now;
     int refused = 0;
     pthread_mutex_lock(&carrier->lock);
     clock_gettime(CLOCK_MONOTONIC, &now);
-    carry->begun_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    carried->begun_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     if (!carrier->closed) {
         refused = carrier->enter(carrier->context);
-        for (int64_t i = 0; !refused && i < carry->count; i++) {
-            const struct segment *s = &carry->segments[i];
-            refused = carrier->copy(carry->to + (uint64_t)s->to, (uint64_t)(uintptr_t)(buffer + s->from), (size_t)s->bytes, carrier->stream);
-        }
         if (!refused)
-            refused = carrier->record(carry->event, carrier->stream);
-        carry->number = refused ? -(int64_t)refused : ++carrier->carried;
+            refused = queue(carrier, move);
+        if (!refused)
+            refused = carrier->record(event, carrier->stream);
+        carried->number = refused ? -(int64_t)refused : ++carrier->carried;
     }
     pthread_mutex_unlock(&carrier->lock);
     return refused != 0;

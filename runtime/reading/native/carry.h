@@ -11,7 +11,7 @@ struct carrier {
     int (*copy)(uint64_t to, uint64_t from, size_t bytes, void *stream);
     int (*record)(void *event, void *stream);
     void *stream;
-    int64_t closed, carried; /* carried: requests */
+    int64_t closed, carried; /* carried: parts of requests */
     pthread_mutex_t lock;
 };
 
@@ -20,19 +20,22 @@ struct segment {
     int64_t from, to, bytes;
 };
 
-/* What becomes of a request that has come: segments go to memory that begins at `to`, and `event` is recorded behind them. Everything in
- * int64_t or addresses, so that the interpreter may write it as an array. */
-struct carry {
-    struct carrier *carrier;
+/* Segments of the buffer at `from` go to memory that begins at `to`. Everything in int64_t or addresses, so that the interpreter may write
+ * it as an array. */
+struct move {
     const struct segment *segments;
     int64_t count;
     uint64_t to;
-    void *event;
-    int64_t number; /* written: how many requests the carrier had carried with it, or less than 0: what the driver refused it with */
-    int64_t begun_ns;
+    const char *from;
 };
 
-/* 0, or 1 where the driver refuses. Nothing is done once the carrier is closed. */
-int carry_on(struct carry *carry, const char *buffer);
+/* What the interpreter hears of a part that has come. number: how many parts the carrier had carried with it, 0 for none; less than 0:
+ * what the driver refused it with. */
+struct carried {
+    int64_t number, begun_ns;
+};
+
+/* From a thread that read; `event` is recorded behind. 0, or 1 where the driver refuses. Nothing is done once the carrier is closed. */
+int carry_on(struct carrier *carrier, const struct move *move, void *event, struct carried *carried);
 
 #endif

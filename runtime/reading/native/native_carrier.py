@@ -1,64 +1,76 @@
-"""A card's copy stream as readers in C take it: they copy on what they have read."""
+"""A card's copy stream as C takes it: readers copy on what they have read, and many copies are queued by one call."""
 
 from __future__ import annotations
 
 import weakref
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.reading.native.readers_library import ReadersLibrary
 
-_NUMBER, _BEGUN = 5, 6
-"""Words of ``struct carry`` that C writes."""
+MOVE_WORDS = 4
+"""Of ``struct move``."""
 
 
 class Carry(NamedTuple):
-    """What becomes of one read that has come. Keeps alive what C looks at."""
+    """What becomes of an order's parts as they come, this time. Keeps alive what C looks at."""
 
-    words: array[int]
-    """``struct carry``."""
+    order: Order[Any]
     carrier: NativeCarrier
-    segments: array[int]
+    to: int
+    """The address that its segments are counted from."""
+    told: array[int]
+    """``struct carried`` of each part."""
 
     @property
-    def number(self) -> int:
-        """How many reads the carrier had carried with this one."""
-        return self.words[_NUMBER]
-
-    def refusal(self) -> RuntimeError:
-        """Why it was not carried."""
-        return RuntimeError(f"CUDA error: to queue a copy of what was read returned {-self.words[_NUMBER]}")
+    def numbers(self) -> array[int]:
+        """Of each part: how many the carrier had carried with it."""
+        return self.told[::2]
 
     @property
-    def begun_ns(self) -> int:
-        """When its copies were queued, by the monotonic clock."""
-        return self.words[_BEGUN]
+    def begun_ns(self) -> array[int]:
+        """Of each part: when its copies were queued, by the monotonic clock."""
+        return self.told[1::2]
+
+    def refusal(self) -> RuntimeError | None:
+        """Why a part was not carried; None where none was refused."""
+        refused = min(self.numbers)
+        return RuntimeError(f"CUDA error: to queue a copy of what was read returned {-refused}") if refused < 0 else None
 
 
 class NativeCarrier:
     """Queues by ``calls`` until :meth:`close`; see carry.h."""
 
     def __init__(self, library: ReadersLibrary, calls: DriverCalls):
-        self._address = library.quick.carrier_open(*calls)
-        if not self._address:
+        self.address = library.quick.carrier_open(*calls)
+        if not self.address:
             raise MemoryError("no memory for a carrier")
         self._calls = calls
-        self._close = library.waiting.carrier_close
-        weakref.finalize(self, library.quick.carrier_free, self._address).atexit = False
+        self._close, self._copy = library.waiting.carrier_close, library.quick.carrier_copy
+        weakref.finalize(self, library.quick.carrier_free, self.address).atexit = False
 
     @staticmethod
     def words(segments: Sequence[Segment]) -> array[int]:
         """``struct segment`` of each."""
         return array("q", [word for s in segments for word in (s.src, s.dst, s.nbytes)])
 
-    def carry(self, segments: array[int], to: int, event: int) -> Carry:
-        """``segments``, as :meth:`words` gives them, to memory at ``to``; the driver's ``event`` is recorded behind them."""
-        address, words = segments.buffer_info()
-        return Carry(array("q", (self._address, address, words // 3, to, event, 0, 0)), self, segments)
+    def carry(self, order: Order[Any], to: int, events: Sequence[int]) -> Carry:
+        """When ``order`` comes next, its segments go to memory at ``to``. The driver's ``events`` are recorded behind its parts."""
+        order.record(events)
+        return Carry(order, self, to, array("q", bytes(16 * len(events))))
+
+    def copy(self, moves: array[int], event: int) -> None:
+        """Queue ``moves``, ``struct move`` one after the other, now; ``event`` is recorded behind them. RuntimeError where the driver
+        refuses. From the thread that calls :meth:`close`."""
+        address, words = moves.buffer_info()
+        refused = self._copy(self.address, address, words // MOVE_WORDS, event)
+        if refused:
+            raise RuntimeError(f"CUDA error: to queue copies of experts returned {refused}")
 
     def close(self) -> None:
         """Returns when nothing is being queued; nothing is from then on."""
-        self._close(self._address)
+        self._close(self.address)

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { READERS_VERSION = 2 };
+enum { READERS_VERSION = 3 };
 enum { LOG = 4096, LOG_TOLD = 512 }; /* facts that are kept, beside two of each reader, and after how many somebody should hear them */
 enum { ENDED, ODD, OVER, TOLD };     /* why readers_work returns */
 
@@ -24,7 +24,8 @@ struct fact {
 };
 
 struct reader {
-    struct request *at; /* which it handed back */
+    struct request *at; /* of which it handed a block back */
+    int64_t part;
 };
 
 struct readers {
@@ -105,8 +106,8 @@ static void wake(struct readers *pool, int readers)
         pthread_cond_signal(&pool->work);
 }
 
-/* 0, or 1 without memory: then nothing is asked for. The runs, and what they land in, must stay until the request is over: then its number
- * comes into the inbox, or readers_work returns with it. */
+/* 0, or 1 without memory: then nothing is asked for. The parts, all that they name, and what they land in must stay until the request is
+ * over: then its number comes into the inbox, or readers_work returns with it. */
 int64_t readers_ask(struct readers *pool, const struct asked *asked, int64_t requests, char *into, int64_t urgent)
 {
     struct request *first = NULL, **end = &first;
@@ -175,19 +176,44 @@ static int copy_all(struct readers *pool, const struct copy *copy, int copies)
     return may;
 }
 
-/* Some of a request is over, and with it all, if no block is left. 1 when readers_work should return with its number. */
-static int ended(struct readers *pool, struct request *request, int64_t left, int64_t *number)
+/* Whether a part that has come is sound. */
+static int is_sound(struct readers *pool, const struct request *request, int64_t part)
 {
     int sound = 1;
-    if (left)
-        return 0;
-    if (!request->failed && (request->looked || request->carry) && request->inbox && enter(pool)) {
-        sound = all_numbers(request->looks, request->looked, request->into);
-        if (sound && request->carry)
-            sound = !carry_on(request->carry, request->into);
+    if (request->asked.inbox && enter(pool)) {
+        sound = bring_on(request, part);
         leave(pool);
     }
-    return over(request, sound, number);
+    return sound;
+}
+
+/* Under the lock: a block is over. Whether its part has come and is to be brought on: until brought_on it counts as one block. */
+static int block_over(struct request *request, int64_t part)
+{
+    int came = !--request->awaited[part].left && !request->failed;
+    if (came && (request->asked.carrier || request->asked.parts[part].looked))
+        return 1;
+    request->left--;
+    return 0;
+}
+
+/* What is left of the request afterwards. */
+static int64_t brought_on(struct readers *pool, struct request *request, int64_t part)
+{
+    int sound = is_sound(pool, request, part);
+    pthread_mutex_lock(&pool->lock);
+    request->unsound |= !sound;
+    int64_t left = --request->left;
+    pthread_mutex_unlock(&pool->lock);
+    return left;
+}
+
+/* A request has no block left. 1 when readers_work should return with its number. */
+static int ended(struct readers *pool, struct request *request, int64_t *number)
+{
+    for (int64_t i = 0; !request->blocks && i < request->asked.count; i++)
+        request->unsound |= !is_sound(pool, request, i);
+    return over(request, number);
 }
 
 /* Under the lock: whether there may be no room for what readers will note. */
@@ -234,7 +260,8 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         }
         struct queue *queue = next_queue(pool);
         struct request *request = queue->first;
-        int some = take(queue, &block);
+        int64_t part;
+        int some = take(queue, &block, &part);
         int64_t left = request->left, closed = pool->closed;
         int woken = 0;
         if ((queue = next_queue(pool))) {
@@ -245,11 +272,11 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         if (!some) {
             pthread_mutex_unlock(&pool->lock);
             wake(pool, woken);
-            if (ended(pool, request, left, &told[0]))
+            if (!left && ended(pool, request, &told[0]))
                 return OVER;
             continue;
         }
-        struct fact fact = {now_ns(), 0, -1, request->number, me, block.offset, block.file};
+        struct fact fact = {now_ns(), 0, -1, request->asked.number, me, block.offset, block.file};
         if (!closed)
             note(pool, &fact);
         int32_t state = __atomic_load_n(&block.file->state, __ATOMIC_ACQUIRE);
@@ -267,14 +294,18 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         }
         if (fact.bytes < 0) {
             pool->reader[me].at = request;
-            told[0] = request->number;
+            pool->reader[me].part = part;
+            told[0] = request->asked.number;
             memcpy(&told[1], &block, sizeof block);
             pthread_mutex_unlock(&pool->lock);
             return ODD;
         }
-        left = --request->left;
+        int came = block_over(request, part);
+        left = request->left;
         pthread_mutex_unlock(&pool->lock);
-        if (ended(pool, request, left, &told[0]))
+        if (came)
+            left = brought_on(pool, request, part);
+        if (!left && ended(pool, request, &told[0]))
             return OVER;
     }
 }
@@ -282,13 +313,16 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
 /* The block that reader `me` handed back was read, or the request has failed. 1 when the request is over and somebody is to be told. */
 int64_t readers_mended(struct readers *pool, int64_t me, int64_t failed)
 {
-    int64_t number;
     pthread_mutex_lock(&pool->lock);
     struct request *request = pool->reader[me].at;
+    int64_t number, part = pool->reader[me].part;
     request->failed |= failed;
-    int64_t left = --request->left;
+    int came = block_over(request, part);
+    int64_t left = request->left;
     pthread_mutex_unlock(&pool->lock);
-    return ended(pool, request, left, &number);
+    if (came)
+        left = brought_on(pool, request, part);
+    return !left && ended(pool, request, &number);
 }
 
 /* Threads return when nothing is left; blocks that have not begun go back to them. */

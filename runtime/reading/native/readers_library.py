@@ -10,12 +10,10 @@ from typing import NamedTuple
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 2
+VERSION = 3
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
-LOOK_WORDS = 5
-"""Of ``struct look``."""
 ENDED, ODD, OVER, TOLD = range(4)
 """Why ``readers_work`` returns."""
 
@@ -71,6 +69,7 @@ def readers_library() -> ReadersLibrary | None:
         ("inbox_take", number, [address, numbers, number]),
         ("inbox_wait", number, [address, numbers, number, number, number]),
         ("carrier_open", address, [address] * 5),
+        ("carrier_copy", number, [address, address, number, address]),
         ("carrier_close", None, [address]),
         ("carrier_free", None, [address]),
         ("readers_open", address, [number, address, number]),

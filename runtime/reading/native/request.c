@@ -11,16 +11,19 @@ static int64_t blocks_of(const struct run *run)
 /* To the first block from here on. */
 static void next_run(struct request *request)
 {
-    while (request->run < request->count && request->step == blocks_of(&request->runs[request->run])) {
-        request->run++;
-        request->step = 0;
+    const struct asked *asked = &request->asked;
+    for (; request->part < asked->count; request->part++, request->run = 0) {
+        const struct part *part = &asked->parts[request->part];
+        for (; request->run < part->count; request->run++, request->step = 0)
+            if (request->step < blocks_of(&part->runs[request->run]))
+                return;
     }
 }
 
 /* `cut` of blocks.py. */
 static struct block next_block(struct request *request)
 {
-    const struct run *run = &request->runs[request->run];
+    const struct run *run = &request->asked.parts[request->part].runs[request->run];
     int64_t begin = run->offset, end = begin + run->bytes;
     int64_t start = begin - begin % ALIGN + request->step * run->step, stop = start + run->step;
     int64_t offset = start < begin ? begin : start;
@@ -31,21 +34,20 @@ static struct block next_block(struct request *request)
 
 struct request *request_of(const struct asked *asked, char *into)
 {
-    struct request *request = calloc(1, sizeof *request);
+    struct request *request = calloc(1, sizeof *request + (size_t)asked->count * sizeof *request->awaited);
     if (!request || (asked->inbox && inbox_expect(asked->inbox))) {
         free(request);
         return NULL;
     }
-    request->runs = asked->runs;
+    request->asked = *asked;
     request->into = into;
-    request->inbox = asked->inbox;
-    request->looks = asked->looks;
-    request->looked = asked->looked;
-    request->carry = asked->carry;
-    request->number = asked->number;
-    request->count = asked->count;
-    for (int64_t i = 0; i < asked->count; i++)
-        request->blocks += blocks_of(&asked->runs[i]);
+    for (int64_t i = 0; i < asked->count; i++) {
+        struct awaited *awaited = &request->awaited[i];
+        for (int64_t k = 0; k < asked->parts[i].count; k++)
+            awaited->blocks += blocks_of(&asked->parts[i].runs[k]);
+        awaited->left = awaited->blocks;
+        request->blocks += awaited->blocks;
+    }
     request->left = request->blocks;
     next_run(request);
     return request;
@@ -53,8 +55,8 @@ struct request *request_of(const struct asked *asked, char *into)
 
 void request_free(struct request *request)
 {
-    if (request->inbox)
-        inbox_forget(request->inbox);
+    if (request->asked.inbox)
+        inbox_forget(request->asked.inbox);
     free(request);
 }
 
@@ -66,9 +68,10 @@ static void pop(struct queue *queue)
         queue->end = &queue->first;
 }
 
-int take(struct queue *queue, struct block *block)
+int take(struct queue *queue, struct block *block, int64_t *part)
 {
     struct request *request = queue->first;
+    *part = request->part;
     int64_t rest = request->blocks - request->taken;
     int some = rest && !request->failed;
     if (some)
@@ -81,11 +84,21 @@ int take(struct queue *queue, struct block *block)
     return some;
 }
 
-int over(struct request *request, int sound, int64_t *number)
+int bring_on(const struct request *request, int64_t number)
 {
-    struct inbox *inbox = request->inbox;
-    *number = request->number;
-    if (!inbox || !sound) {
+    const struct asked *asked = &request->asked;
+    const struct part *part = &asked->parts[number];
+    if (!all_numbers(part->looks, part->looked, request->into))
+        return 0;
+    const struct move move = {part->segments, part->copied, asked->to, request->into};
+    return !asked->carrier || !carry_on(asked->carrier, &move, part->event, &asked->carried[number]);
+}
+
+int over(struct request *request, int64_t *number)
+{
+    struct inbox *inbox = request->asked.inbox;
+    *number = request->asked.number;
+    if (!inbox || request->unsound) {
         request_free(request);
         return 1;
     }

@@ -13,28 +13,40 @@ struct run {
     int64_t offset, bytes, dest, landing, step;
 };
 
-/* What is asked for together. */
-struct asked {
+/* Part of a request: what becomes of it when all of its blocks have come, those of other parts or not. Kept by whoever asks until the
+ * request is over. */
+struct part {
     const struct run *runs;
-    int64_t count, number;
-    struct inbox *inbox;
-    const struct look *looks; /* at what comes, before the inbox gets the number */
+    int64_t count;
+    const struct look *looks; /* at what came */
     int64_t looked;           /* how many */
-    struct carry *carry;      /* what becomes of it then; NULL: nothing */
+    const struct segment *segments; /* then copied on, if the request has a carrier */
+    int64_t copied;
+    void *event;              /* recorded behind them */
+};
+
+struct asked {
+    const struct part *parts;
+    int64_t count, number;
+    struct inbox *inbox;     /* gets the number when all is over */
+    struct carrier *carrier; /* NULL: nothing is copied on */
+    uint64_t to;             /* where the segments go */
+    struct carried *carried; /* written: of each part */
+};
+
+/* How much of a part is still to come. */
+struct awaited {
+    int64_t blocks, left; /* left: blocks that are not over */
 };
 
 struct request {
     struct request *next;
-    const struct run *runs;
+    struct asked asked;
     char *into;
-    struct inbox *inbox;         /* NULL: a reader returns with its number */
-    const struct look *looks;
-    int64_t looked;
-    struct carry *carry;
-    int64_t number, count;       /* runs */
-    int64_t run, step;           /* which block is the next */
-    int64_t taken, left, blocks; /* left: blocks that are not over */
-    int64_t failed;
+    int64_t part, run, step;     /* which block is the next */
+    int64_t taken, left, blocks; /* left: blocks that are not over, or whose part is not brought on */
+    int64_t failed, unsound;     /* unsound: what came is no number, or the driver refuses it */
+    struct awaited awaited[];    /* of each part */
 };
 
 struct queue {
@@ -45,10 +57,12 @@ struct queue {
 struct request *request_of(const struct asked *asked, char *into);
 /* Of a request that nobody was told of. */
 void request_free(struct request *request);
-/* Takes the next block of the queue's first request, or, of one that has failed, all that are left. 0 where it took no block: then nobody
- * else gets any of it. */
-int take(struct queue *queue, struct block *block);
-/* A request is over. 1 when the caller should return with its number: it has no inbox, or what came is not `sound`. */
-int over(struct request *request, int sound, int64_t *number);
+/* Takes the next block of the queue's first request, and says of which part it is, or, of a request that has failed, all that are left. 0
+ * where it took no block: then nobody else gets any of it. */
+int take(struct queue *queue, struct block *block, int64_t *part);
+/* A part has come. 0 where it holds what is no number, or the driver refuses it. */
+int bring_on(const struct request *request, int64_t part);
+/* A request is over. 1 when the caller should return with its number: it has no inbox, or is unsound. */
+int over(struct request *request, int64_t *number);
 
 #endif
