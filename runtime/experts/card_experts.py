@@ -188,7 +188,7 @@ class CardExperts:
             if coming.far:
                 came += self._brought(layer, coming, bool(here or came))
             more = bool(coming.near or coming.far)
-            yield self._group(self._ready(layer, [*here, *came]), () if more else coming.asked)
+            yield self._group(self._ready(layer, here, came), () if more else coming.asked)
             self._copies.left(self._slots(layer, (*here, *came)))
             if not more:
                 break
@@ -319,18 +319,20 @@ class CardExperts:
         del coming.far[expert]
         return expert
 
-    def _ready(self, layer: int, experts: Sequence[int]) -> Sequence[Arrived]:
-        """``experts`` for kernels that are issued from now on, which wait until they have arrived."""
-        slots, late = self._slots(layer, experts), None
-        for arrival in self._copies.arrivals(slots):
-            if not self._device.done(arrival):
-                if late is None:
-                    self._clock.pause()
-                self._device.compute_waits(arrival)
-                late = arrival
+    def _ready(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> Sequence[Arrived]:
+        """Experts that were ``here`` and that ``came`` just now, for kernels that are issued from now on, which wait until all have arrived.
+        Of what came nobody asks whether it has: the answer takes the host longer than to have the card wait."""
+        slots, late = self._slots(layer, here), None
+        before = [arrival for arrival in self._copies.arrivals(slots) if not self._device.done(arrival)]
+        new = self._slots(layer, came)
+        for arrival in (*before, *self._copies.arrivals(new)):
+            if late is None:
+                self._clock.pause()
+            self._device.compute_waits(arrival)
+            late = arrival
         self._clock.resume(late)
         buffers = self._copies.slots
-        return [(e, self._views.of((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
+        return [(e, self._views.of((layer, e), slot, buffers[slot])) for e, slot in zip((*here, *came), (*slots, *new), strict=True)]
 
     def _slots(self, layer: int, experts: Iterable[int]) -> list[int]:
         """Where experts lie that were waited for."""

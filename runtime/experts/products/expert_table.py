@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 from typing import NamedTuple
 
 import torch
@@ -28,9 +29,11 @@ class Lies(NamedTuple):
         known = expert.known.get(_LIES) if isinstance(expert, PlacedTensors) else None
         if known is None:
             begin = min(tensor.data_ptr() for tensor in expert.values())
-            known = cls(begin, frozenset((name, tensor.data_ptr() - begin) for name, tensor in expert.items()))
+            tensors = frozenset((name, tensor.data_ptr() - begin) for name, tensor in expert.items())
             if isinstance(expert, PlacedTensors):
-                expert.known[_LIES] = known
+                known = expert.known[_LIES] = cls(begin, expert.alike.setdefault(_LIES, tensors))
+            else:
+                known = cls(begin, tensors)
         return known
 
 
@@ -46,7 +49,7 @@ class ExpertTable:
         self.first, self._lies = first, Lies.of(first)
         host = torch.zeros(2 * count, dtype=torch.int64, pin_memory=device.type == "cuda")
         host[count:] = -1
-        self._places, self._rows = host.numpy()[:count], host.numpy()[count:]
+        self._count, self._layout, self._words = count, Struct(f"={2 * count}q"), host.view(torch.uint8).numpy().data
         self._there = alias(host.view(torch.uint8)).view(torch.int64)
         self._here = host.to(device, copy=True)
         self.numbers, self._elsewhere = self._here.split(count)
@@ -64,14 +67,24 @@ class ExpertTable:
     def fill(self, experts: Sequence[Parameters | int]) -> bool:
         """The next launch computes with ``experts``, or has the row of a result for one. False where they are not as many, lie otherwise,
         or all are computed elsewhere."""
-        if len(experts) != len(self._places):
+        if len(experts) != self._count:
             return False
         begin, tensors = self._lies
-        lie = [None if isinstance(expert, int) else Lies.of(expert) for expert in experts]
-        here = [one for one in lie if one is not None]
-        if not here or any(one.tensors != tensors or (one.begin - begin) % APART for one in here):
+        places, rows, first = list[int | None](), list[int](), None
+        for expert in experts:
+            if isinstance(expert, int):
+                places.append(None)
+                rows.append(expert)
+                continue
+            one = Lies.of(expert)
+            apart, odd = divmod(one.begin - begin, APART)
+            if odd or (one.tensors is not tensors and one.tensors != tensors):  # nearly always the same object
+                return False
+            places.append(apart)
+            rows.append(-1)
+            first = apart if first is None else first
+        if first is None:
             return False
         # kernels compute with some expert in the place of one that is computed elsewhere
-        self._places[:] = [((here[0] if one is None else one).begin - begin) // APART for one in lie]
-        self._rows[:] = [expert if isinstance(expert, int) else -1 for expert in experts]
+        self._layout.pack_into(self._words, 0, *[first if place is None else place for place in places], *rows)
         return True

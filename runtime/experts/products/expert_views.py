@@ -12,11 +12,13 @@ from penstock.runtime.store.base import TensorLayout
 
 
 class PlacedTensors(dict[str, torch.Tensor]):
-    """An expert's tensors in a slot, beside what kernels and products made of where they lie."""
+    """An expert's tensors in a slot, beside what kernels and products made of where they lie. ``alike`` is the same of how they lie to each
+    other, shared by all slots in which they do."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]):
+    def __init__(self, tensors: Mapping[str, torch.Tensor], alike: dict[str, Any]):
         super().__init__(tensors)
         self.known: dict[str, Any] = {}
+        self.alike = alike
 
 
 class SlotViews:
@@ -28,10 +30,11 @@ class SlotViews:
         alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
         self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
         self._known: dict[int, tuple[Sequence[TensorLayout], PlacedTensors]] = {}
+        self._alike: dict[int, dict[str, Any]] = {id(laid): {} for laid in alike.values()}
 
     def of(self, key: tuple[int, int], slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
         known, laid = self._known.get(slot), self._tensors[key]
         if known is None or known[0] is not laid:
-            known = self._known[slot] = laid, PlacedTensors(views(laid, buffer))
+            known = self._known[slot] = laid, PlacedTensors(views(laid, buffer), self._alike[id(laid)])
         return known[1]
