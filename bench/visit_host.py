@@ -162,6 +162,7 @@ class ForgetfulReads(UrgentSoundReads):
     def _forget(self) -> None:
         self._seen.clear()
         self._sound.clear()
+        self._sound_orders.clear()
 
 
 @contextmanager

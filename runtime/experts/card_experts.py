@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import length_hint
 
 import torch
 
@@ -159,17 +160,17 @@ class CardExperts:
         hits, coming = self._begin(layer, routing, at_once=1)
         self._decide(layer, coming, routing)
         for expert in hits:
-            yield from self._ready(layer, (expert,))
+            yield from self._ready(layer, (expert,))[1]
             self._used(layer, (expert,))
         while coming.near or coming.started:
             self._go_on(layer, coming, routing)
             expert = coming.started.popleft()
-            yield from self._ready(layer, (expert,))
+            yield from self._ready(layer, (expert,))[1]
             self._used(layer, (), (expert,))
         while coming.far:
             arrived = self._bring_part(layer, coming)
             if arrived is not None:
-                yield from self._ready(layer, (arrived,))
+                yield from self._ready(layer, (arrived,))[1]
                 self._used(layer, (), (arrived,))
         yield from self._made(layer, coming)
         self.settle()
@@ -188,8 +189,9 @@ class CardExperts:
             if coming.far:
                 came += self._brought(layer, coming, bool(here or came))
             more = bool(coming.near or coming.far)
-            yield self._group(self._ready(layer, here, came), () if more else coming.asked)
-            self._copies.left(self._slots(layer, (*here, *came)))
+            slots, arrived = self._ready(layer, here, came)
+            yield self._group(arrived, () if more else coming.asked)
+            self._copies.left(slots)
             if not more:
                 break
             self._let_go(layer, here, came)
@@ -213,10 +215,8 @@ class CardExperts:
     def _brought(self, layer: int, coming: _Misses, others: bool) -> list[int]:
         """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
         computed with and will leave some."""
-        placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
-        together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
         came: list[int] = []
-        if together and coming.far.keys() <= coming.carried.keys():
+        if not coming.near and coming.far.keys() <= coming.carried.keys():
             self._clock.pause()
             self._dram.all_parts(layer, coming.far, self._meanwhile)
             came = [*coming.far]
@@ -224,6 +224,8 @@ class CardExperts:
             for expert in came:
                 self._carried.all_came(layer, expert, coming.carried[expert])
             return came
+        placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
+        together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
         if together:
             for expert in placeless:
                 self._take(layer, expert)
@@ -256,7 +258,7 @@ class CardExperts:
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         if self._ahead:
-            self.stats.ahead_used += sum((layer, e) in self._ahead for e in seen.hits)
+            self.stats.ahead_used += len([e for e in seen.hits if (layer, e) in self._ahead])
             self._ahead = {key for key in self._ahead if key[0] != layer}
         return [*(e for e in seen.hits if e not in partly), *partly], coming
 
@@ -319,28 +321,23 @@ class CardExperts:
         del coming.far[expert]
         return expert
 
-    def _ready(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> Sequence[Arrived]:
-        """Experts that were ``here`` and that ``came`` just now, for kernels that are issued from now on, which wait until all have arrived.
-        Of what came nobody asks whether it has: the answer takes the host longer than to have the card wait."""
-        slots, late = self._slots(layer, here), None
-        before = [arrival for arrival in self._copies.arrivals(slots) if not self._device.done(arrival)]
-        new = self._slots(layer, came)
-        for arrival in (*before, *self._copies.arrivals(new)):
+    def _ready(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> tuple[Sequence[int], Sequence[Arrived]]:
+        """Slots of experts that were ``here`` and that ``came`` just now, and they, for kernels issued from now on: these wait until all
+        have arrived. Of what came nobody asks whether it has: the answer takes the host longer than to have the card wait."""
+        slots, late = self._cache.slots(layer, (*here, *came)), None
+        before = [arrival for arrival in self._copies.arrivals(slots[: len(here)]) if not self._device.done(arrival)]
+        for arrival in (*before, *self._copies.arrivals(slots[len(here) :])):
             if late is None:
                 self._clock.pause()
             self._device.compute_waits(arrival)
             late = arrival
         self._clock.resume(late)
-        buffers = self._copies.slots
-        return [(e, self._views.of((layer, e), slot, buffers[slot])) for e, slot in zip((*here, *came), (*slots, *new), strict=True)]
-
-    def _slots(self, layer: int, experts: Iterable[int]) -> list[int]:
-        """Where experts lie that were waited for."""
-        return [slot for slot in [self._cache.slot(layer, expert) for expert in experts] if slot is not None]
+        views, buffers = self._views.of, self._copies.slots
+        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip((*here, *came), slots, strict=True)]
 
     def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
         """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""
-        self._copies.left(self._slots(layer, (*here, *came)))
+        self._copies.left(self._cache.slots(layer, (*here, *came)))
         self._let_go(layer, here, came)
 
     def _let_go(self, layer: int, here: Sequence[int], came: Sequence[int]) -> None:
@@ -372,7 +369,10 @@ class CardExperts:
         if self._cache.still:
             return
         with self._deciding:
-            self._wanted = self._cache.coming(layer, touched)
+            wanted = self._cache.coming(layer, touched)
+        self._wanted = wanted if length_hint(wanted, 1) else None
+        if not self._fetches_ahead:
+            return
         certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
         self._most_queued, self._most_bytes = (math.inf, sys.maxsize) if certain else (self._in_flight, self._chunk_bytes)
         self.fetch_ahead()

@@ -62,8 +62,9 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, source: torch.Tensor) -> Carry | None:
-        """Have readers copy what they bring of ``key`` to ``source`` on to the slot that ``take`` gives it; None where they cannot."""
+    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Carry | None:
+        """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it;
+        None where they cannot."""
         carrier, device = self._carrier, self._device
         if carrier is None or not device.in_one_piece(source):
             return None
@@ -71,7 +72,7 @@ class CarriedExperts:
         self._copies.make_way(slot)
         points = [device.event_ahead() for _ in order.parts]
         carry = carrier.carry(order, self._copies.begins[slot], [handle for _, handle in points])
-        self._begun[key[1]] = Carried(slot, self._dram.place(*key)[0], carry, [event for event, _ in points])
+        self._begun[key[1]] = Carried(slot, dram_slot, carry, [event for event, _ in points])
         return carry
 
     def begun(self) -> dict[int, Carried]:

@@ -8,6 +8,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from typing import NamedTuple
 
 import torch
@@ -165,8 +166,8 @@ class DramExperts:
         with self._lock:
             with self._judging:
                 self._cache.judge(layer, routing)
-            with self._deciding:
-                self._wanted = self._cache.coming(layer, len(routing.experts))
+                wanted = self._cache.coming(layer, len(routing.experts))
+            self._wanted = wanted if length_hint(wanted, 1) else None
             self._go_on()
 
     def here(self, layer: int, expert: int) -> bool:
@@ -305,7 +306,7 @@ class DramExperts:
             return False
         self._left.pop(slot, _at_once)()
         fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
-        carry = None if carrying is None else carrying(key, self._buffer(slot))
+        carry = None if carrying is None else carrying(key, slot, self._buffer(slot))
         if carry is None:
             self._submit(fetch)
         else:

@@ -15,8 +15,8 @@ Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-Carrying = Callable[[Key, torch.Tensor], Carry | None]
-"""What becomes of an expert that comes from the SSD to a slot of DRAM; None where the consumer copies its parts itself."""
+Carrying = Callable[[Key, int, torch.Tensor], Carry | None]
+"""What becomes of an expert that comes from the SSD to a slot of DRAM and its buffer; None where the consumer copies its parts itself."""
 
 
 @dataclass(eq=False, slots=True)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.layout import Extent
+from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import Reads, UrgentReads
@@ -138,6 +139,8 @@ class UrgentSoundReads(SoundReads):
         super().__init__(source, scales)
         self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
         self.carrier, self.order, self._bring = source.carrier, source.order, source.bring
+        self._sound_orders: dict[int, Order[Sequence[Extent]]] = {}
+        """Of which all parts were looked at, or are now; by where they lie."""
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
@@ -156,10 +159,11 @@ class UrgentSoundReads(SoundReads):
 
     def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
-        if self._scales and ticket.carry is not None:
-            parts = ticket.carry.order.parts
-            words = [self._words(extents) for extents in parts]
+        if self._scales and ticket.carry is not None and ticket.carry.order.address not in self._sound_orders:
+            order = ticket.carry.order
+            self._sound_orders[order.address] = order
+            words = [self._words(extents) for extents in order.parts]
             if any(words):
-                look = Look(words, partial(self._refusal, [extent for part in parts for extent in part], into))
+                look = Look(words, partial(self._refusal, [extent for part in order.parts for extent in part], into))
                 ticket = Ticket(ticket.inbox, ticket.key, look, ticket.carry)
         self._bring(ticket, into, name)

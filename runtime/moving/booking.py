@@ -43,10 +43,10 @@ class Booking:
     def book(self, copy: Queued) -> None:
         """``copy`` is over."""
         end_s = self._device.time_of(copy.end)
-        start_s, name = min(end_s, self._begun_s(copy)), str(copy.unit)
+        start_s = min(end_s, self._begun_s(copy))
         if copy.cleared is not None and self._idle_since is not None:
-            self._book_idle(name, copy.cleared, self._idle_since, start_s)
-        self._ledger.add("h2d", name, start_s, end_s, copy.nbytes, self._track)
+            self._book_idle(str(copy.unit), copy.cleared, self._idle_since, start_s)
+        self._ledger.add("h2d", copy.unit, start_s, end_s, copy.nbytes, self._track)
         self._idle_since = end_s
 
     def _begun_s(self, copy: Queued) -> float:

@@ -31,8 +31,11 @@ class StageTotals:
     def add(self, start: float, end: float, nbytes: int) -> None:
         self.bytes += nbytes
         self.count += 1
-        self.busy_s += max(0.0, end - max(start, self.until_s))
-        self.until_s = max(end, self.until_s)
+        begin = self.until_s if self.until_s > start else start
+        if end > begin:
+            self.busy_s += end - begin
+        if end > self.until_s:
+            self.until_s = end
 
 
 class Ledger:
@@ -49,13 +52,14 @@ class Ledger:
         self.dropped = 0
         """Spans that were not kept, because there were too many."""
 
-    def add(self, stage: str, name: str, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
-        """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once."""
+    def add(self, stage: str, name: object, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
+        """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once. ``name`` is asked for its
+        ``str`` where spans are kept."""
         with self._lock:
             self._totals[stage].add(start, end, nbytes)
             self._tracks[track or stage].add(start, end, nbytes)
         if self._keep:
-            self.keep(Span(track or stage, name, start, end, nbytes))
+            self.keep(Span(track or stage, str(name), start, end, nbytes))
 
     def waited(self, track: str, waits_for: str, name: str, start: float, end: float) -> None:
         """``track`` waited until the stage ``waits_for`` had brought ``name``. Nothing when ``end`` is not after ``start``."""

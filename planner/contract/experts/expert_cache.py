@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -48,7 +48,7 @@ class _Ranks(NamedTuple):
     """In which order experts of a layer are let go: those of the least worth first, of equals the one with the highest number."""
 
     worths: Sequence[float]
-    first: Set[int]
+    first: set[int] | frozenset[int]
     """These go before all others."""
 
     def worth(self, expert: int) -> float:
@@ -56,10 +56,9 @@ class _Ranks(NamedTuple):
 
     def least(self, kept: Collection[int], otherwise: int) -> int:
         """Of ``kept``, the one that goes first; to list all experts' ranks takes ten times as long."""
-        if self.first:
-            first = [expert for expert in kept if expert in self.first]
-            if first:
-                return max(first)
+        first = self.first and self.first.intersection(kept)
+        if first:
+            return max(first)
         return min(sorted(kept, reverse=True), key=self.worths.__getitem__, default=otherwise)
 
 
@@ -131,6 +130,11 @@ class ExpertCache:
         """Where ``expert`` lies, or is on its way to; None when it is not held."""
         kept = self._kept[layer].get(expert)
         return self._passing[layer].get(expert) if kept is None else kept
+
+    def slots(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """:meth:`slot` of each of ``experts``, which are held."""
+        kept, passing = self._kept[layer], self._passing[layer]
+        return [kept[expert] if expert in kept else passing[expert] for expert in experts]
 
     def keeps(self, layer: int, expert: int) -> bool:
         """Whether ``expert`` lies in a slot of its layer's own."""
