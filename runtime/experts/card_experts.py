@@ -6,7 +6,6 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
 
@@ -14,7 +13,7 @@ import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
-from penstock.runtime.experts.carried_experts import Carried, CarriedExperts
+from penstock.runtime.experts.carried_experts import CarriedExperts
 from penstock.runtime.experts.dram_experts import DramExperts
 from penstock.runtime.experts.expert_copies import ExpertCopies, Pieces, Wanted
 from penstock.runtime.experts.expert_fetch import Carrying, Key
@@ -22,43 +21,15 @@ from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.experts.products.expert_views import SlotViews
+from penstock.runtime.experts.visit_misses import Ahead, Misses
 from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.memory.pieces import Segment, cut
+from penstock.runtime.memory.pieces import cut
 from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.moving.ledger import Ledger
 
 
 def _nothing() -> None:
     """Is left of a visit."""
-
-
-@dataclass
-class _Misses:
-    """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
-
-    near: deque[int]
-    far: dict[int, None]
-    started: deque[int] = field(default_factory=deque)
-    at_once: int = 1
-    """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
-    carried: dict[int, Carried] = field(default_factory=dict)
-    """Of those from the SSD, the ones that readers copy."""
-    asked: Sequence[Asked] = ()
-    """Of the CPU, which began with them."""
-    decided: bool = False
-    """Whether both tiers know what is to stay."""
-    looked_ahead: bool = False
-
-
-@dataclass(eq=False)
-class _Ahead:
-    """An expert that is fetched ahead from a slot in DRAM: what of it is still to be queued."""
-
-    key: Key
-    slot: int
-    dram_slot: int
-    source: torch.Tensor
-    chunks: deque[Segment]
 
 
 class CardExperts:
@@ -100,8 +71,7 @@ class CardExperts:
         self._copies = ExpertCopies(slots, device, ledger, carrier)
         self._device, self._clock, self._beside = device, clock, beside
         self._chunk_bytes, self._in_flight = chunk_bytes, in_flight
-        self._wholes: dict[Key, Pieces] = {}
-        self._coming: dict[Key, _Ahead] = {}
+        self._coming: dict[Key, Ahead] = {}
         self._under_way: deque[Event] = deque()
         self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
         self._ahead: set[Key] = set()
@@ -204,7 +174,7 @@ class CardExperts:
         beside = self._beside
         return Group(arrived) if beside is None or not asked else Group(arrived, len(asked), partial(beside.made, asked))
 
-    def _end(self, layer: int, coming: _Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
+    def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
         """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""
         if not coming.decided:
             self._decide(layer, coming, routing)
@@ -212,7 +182,7 @@ class CardExperts:
         self._dram.release(layer, [one.expert for one in coming.asked])
         self._copies.settle()
 
-    def _brought(self, layer: int, coming: _Misses, others: bool) -> list[int]:
+    def _brought(self, layer: int, coming: Misses, others: bool) -> list[int]:
         """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
         computed with and will leave some."""
         came: list[int] = []
@@ -221,8 +191,7 @@ class CardExperts:
             self._dram.all_parts(layer, coming.far, self._meanwhile)
             came = [*coming.far]
             coming.far.clear()
-            for expert in came:
-                self._carried.all_came(layer, expert, coming.carried[expert])
+            self._carried.all_came(layer, {expert: coming.carried[expert] for expert in came})
             return came
         placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
         together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
@@ -234,7 +203,7 @@ class CardExperts:
             came += [] if arrived is None else [arrived]
         return came
 
-    def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], _Misses]:
+    def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], Misses]:
         """Queue what is missing. Returns what is here, first what needs no more copies, and what is not."""
         self.catch_up()
         self._wanted = None
@@ -254,7 +223,7 @@ class CardExperts:
         asked = self._begin_beside(layer, routing, near)
         elsewhere = {one.expert for one in asked} if asked else ()
         near = [e for e in near if e not in elsewhere] if asked else near
-        coming = _Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
+        coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         if self._ahead:
@@ -262,7 +231,7 @@ class CardExperts:
             self._ahead = {key for key in self._ahead if key[0] != layer}
         return [*(e for e in seen.hits if e not in partly), *partly], coming
 
-    def _start(self, layer: int, coming: _Misses) -> None:
+    def _start(self, layer: int, coming: Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
         while coming.near and self._cache.free:
             taken = [coming.near.popleft() for _ in range(min(len(coming.near), self._cache.free, coming.at_once))]
@@ -279,13 +248,13 @@ class CardExperts:
             self._dram.read_until([places[one.expert][0]], one.wait)
         return asked
 
-    def _made(self, layer: int, coming: _Misses) -> Iterator[Made]:
+    def _made(self, layer: int, coming: Misses) -> Iterator[Made]:
         """What the CPU computes, for kernels issued from now on."""
         if coming.asked and self._beside is not None:
             yield from self._beside.made(coming.asked)
             self._dram.release(layer, [one.expert for one in coming.asked])
 
-    def _decide(self, layer: int, coming: _Misses, routing: Routing) -> None:
+    def _decide(self, layer: int, coming: Misses, routing: Routing) -> None:
         """In both tiers: what is to stay, and what may come ahead."""
         coming.decided = True
         if not self._cache.still:
@@ -294,7 +263,7 @@ class CardExperts:
         self._dram.judge(layer, routing)
         self._go_on(layer, coming, routing)
 
-    def _go_on(self, layer: int, coming: _Misses, routing: Routing) -> None:
+    def _go_on(self, layer: int, coming: Misses, routing: Routing) -> None:
         """Queue what there are slots for; behind the last that DRAM has, copies for coming layers may begin, also while the SSD reads."""
         if coming.near:
             self._start(layer, coming)
@@ -302,7 +271,7 @@ class CardExperts:
             coming.looked_ahead = True
             self._look_ahead(layer, len(routing.experts))
 
-    def _bring_part(self, layer: int, coming: _Misses) -> int | None:
+    def _bring_part(self, layer: int, coming: Misses) -> int | None:
         """Wait for parts of an expert from the SSD, for which there is a slot, and queue their copies. The expert, if that was the last."""
         self._clock.pause()
         wanted = coming.far if self._cache.free else [e for e in coming.far if self._cache.slot(layer, e) is not None]
@@ -315,7 +284,7 @@ class CardExperts:
                 slot = self._take(layer, expert)
             self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
         elif over:
-            self._carried.all_came(layer, expert, carried)
+            self._carried.all_came(layer, {expert: carried})
         if not over:
             return None
         del coming.far[expert]
@@ -355,10 +324,7 @@ class CardExperts:
         return slot
 
     def _whole(self, key: Key, slot: int) -> Wanted:
-        whole = self._wholes.get(key)
-        if whole is None:
-            whole = self._wholes[key] = Pieces.of(self._layouts[key].segments)
-        return Wanted(key, slot, *self._dram.place(*key), whole)
+        return Wanted(key, slot, *self._dram.place(*key), self._carried.whole(key))
 
     def _copy(self, wanted: Sequence[Wanted]) -> Event:
         over = self._copies.copy(wanted)
@@ -402,7 +368,7 @@ class CardExperts:
         """What is to be done again and again while the host waits for the SSD, which gives no slot back; None for nothing."""
         return self.fetch_ahead if self._coming or (self._wanted is not None and self._cache.room_ahead) else None
 
-    def _next_ahead(self) -> _Ahead | None:
+    def _next_ahead(self) -> Ahead | None:
         """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
         for coming in self._coming.values():
             return coming
@@ -418,10 +384,10 @@ class CardExperts:
                 chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
                 slot = self._cache.take(*key)
                 assert slot is not None, "there was room ahead"
-                self._coming[key] = _Ahead(key, slot, dram_slot, source, chunks)
+                self._coming[key] = Ahead(key, slot, dram_slot, source, chunks)
                 return self._coming[key]
         return None
 
-    def _queue(self, coming: _Ahead, most: int) -> Event:
+    def _queue(self, coming: Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
         return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])

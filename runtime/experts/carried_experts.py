@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import ExpertCopies
+from penstock.runtime.experts.expert_copies import ExpertCopies, Pieces
 from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment, within
@@ -36,6 +36,7 @@ class CarriedExperts:
         self._layouts, self._copies, self._dram, self._device = layouts, copies, dram, copies.device
         self._carrier = carrier
         self._segments: dict[tuple[Key, int], Sequence[Segment]] = {}
+        self._wholes: dict[Key, Pieces] = {}
         self._orders: dict[Key, Order[Sequence[Extent]]] = {}
         self._begun: dict[int, Carried] = {}
         self._came: list[tuple[Key, Carried, Event]] = []
@@ -45,13 +46,22 @@ class CarriedExperts:
         return self._carrier is not None
 
     def prepare(self) -> None:
-        """Know all that may come, some 30 us an expert: a step would wait for it."""
+        """Know all that may come, some 40 us and 2.3 kB an expert: a step would wait for it."""
+        for key in self._layouts:
+            self.whole(key)
         for key in self._layouts if not self._dram.still else ():
             if self._carrier is not None:
                 self._order_of(key)
             else:
                 for number in range(len(self._dram.parts(*key))):
                     self.segments_of(key, number)
+
+    def whole(self, key: Key) -> Pieces:
+        """All of an expert."""
+        found = self._wholes.get(key)
+        if found is None:
+            found = self._wholes[key] = Pieces.of(self._layouts[key].segments)
+        return found
 
     def segments_of(self, key: Key, number: int) -> Sequence[Segment]:
         """Of a part that the SSD brings."""
@@ -80,9 +90,16 @@ class CarriedExperts:
         begun, self._begun = self._begun, {}
         return begun
 
-    def all_came(self, layer: int, expert: int, carried: Carried) -> None:
-        """Readers have queued all copies of ``expert``. Call :meth:`settle` before its slot in DRAM is given back."""
-        self._came.append(((layer, expert), carried, self._copies.carried(carried.slot, carried.carry, carried.events)))
+    def all_came(self, layer: int, came: Mapping[int, Carried]) -> None:
+        """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all. Call
+        :meth:`settle` before their slots in DRAM are given back."""
+        last, over = 0, next(iter(came.values())).events[0]
+        for carried in came.values():
+            for number, event in zip(carried.carry.numbers, carried.events, strict=True):
+                if number > last:
+                    last, over = number, event
+        self._copies.carried([carried.slot for carried in came.values()], over)
+        self._came += [((layer, expert), carried, over) for expert, carried in came.items()]
 
     def settle(self) -> None:
         """Book what has come since the last call: nothing that is computed waits for it."""

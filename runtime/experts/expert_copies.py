@@ -98,12 +98,9 @@ class ExpertCopies:
         if left is not None:
             self.device.copy_waits(left)
 
-    def carried(self, slot: int, carry: Carry, events: Sequence[Event]) -> Event:
-        """The threads that read an expert's parts have queued their copies into ``slot``, each with one of ``events`` behind. Returns the
-        last of these."""
-        numbers = carry.numbers
-        over = self._arrived[slot] = events[numbers.index(max(numbers))]
-        return over
+    def carried(self, slots: Sequence[int], over: Event) -> None:
+        """The threads that read experts have queued their copies into ``slots``, all before ``over``."""
+        self._arrived |= dict.fromkeys(slots, over)
 
     def book(self, key: Key, carry: Carry, events: Sequence[Event]) -> None:
         """These copies of an expert are to be booked when they are over."""

@@ -266,7 +266,7 @@ class ExpertCache:
         if not most:
             return iter(())
         odds = self._policy.foresee(self._place[after])
-        likely = [e for e in np.flatnonzero(odds >= self._ahead.least_chance).tolist() if not self._has(after, e)]
+        likely = [e for e in (odds >= self._ahead.least_chance).nonzero()[0].tolist() if not self._has(after, e)]
         if len(likely) > 1:
             likely.sort(key=odds.__getitem__, reverse=True)
         near = [(after, e) for e in likely[:most]]

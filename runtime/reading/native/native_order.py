@@ -25,7 +25,7 @@ def part_words(runs: Numbers, looks: array[int] | None, segments: array[int] | N
 
 class Order(Generic[X]):
     """All ``parts`` of one thing, each with its runs and with the segments that are copied on of it. Nobody asks for it while it is under
-    way. Takes 56 bytes a part."""
+    way."""
 
     __slots__ = ("_kept", "_looks", "address", "nbytes", "parts", "words")
 

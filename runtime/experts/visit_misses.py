@@ -1,0 +1,43 @@
+"""What is still to be queued of experts for a card: those that a visit misses, and one that comes ahead of its router."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from penstock.runtime.experts.beside_card import Asked
+from penstock.runtime.experts.carried_experts import Carried
+from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.memory.pieces import Segment
+
+
+@dataclass
+class Misses:
+    """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
+
+    near: deque[int]
+    far: dict[int, None]
+    started: deque[int] = field(default_factory=deque)
+    at_once: int = 1
+    """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
+    carried: dict[int, Carried] = field(default_factory=dict)
+    """Of those from the SSD, the ones that readers copy."""
+    asked: Sequence[Asked] = ()
+    """Of the CPU, which began with them."""
+    decided: bool = False
+    """Whether both tiers know what is to stay."""
+    looked_ahead: bool = False
+
+
+@dataclass(eq=False)
+class Ahead:
+    """An expert that is fetched ahead from a slot in DRAM: what of it is still to be queued."""
+
+    key: Key
+    slot: int
+    dram_slot: int
+    source: torch.Tensor
+    chunks: deque[Segment]
