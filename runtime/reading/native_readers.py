@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -105,6 +106,8 @@ class NativeReaders:
         self._facts = (CFact * MOST_HEARD)()
         self._names: dict[int, str] = {}
         """Of requests, for spans."""
+        self._ended: deque[int] = deque()
+        """Requests that are over and whose names may still be asked for."""
         self._process = os.getpid()
         own = [Staging.of(view) for view in staging]
         self._pool: int | None = library.quick.readers_open(len(own), own[0].address, len(staging[0]))
@@ -193,19 +196,19 @@ class NativeReaders:
         """A request that C is through with."""
         asked = self._asked.pop(number)
         if self._names:
-            self.hear()
-            self._names.pop(number, None)
+            self._ended.append(number)
         return asked
 
     def hear(self) -> None:
         """Book what was read since the last call."""
         with self._hearing:
-            while self._pool is not None:
+            ended, heard = len(self._ended), MOST_HEARD
+            while heard == MOST_HEARD and self._pool is not None:
                 heard = self.library.quick.readers_hear(self._pool, self._facts, MOST_HEARD)
                 for fact in self._facts[:heard]:
                     self._book(fact)
-                if heard < MOST_HEARD:
-                    return
+            for _ in range(ended):  # C noted their last facts before they were over
+                self._names.pop(self._ended.popleft(), None)
 
     def _book(self, fact: CFact) -> None:
         begun, ended, blocks = fact.begun_ns * NS, fact.ended_ns * NS, self._blocks

@@ -189,6 +189,20 @@ def test_scales_are_looked_at_when_they_first_come(tmp_path: Path, bad: int | No
             assert "holds scales that are no numbers" in str(error) and carry.numbers[bad] == 0
 
 
+def test_blocks_bear_their_orders_name_however_late_they_are_booked(content: tuple[Path, bytes]) -> None:
+    path, _ = content
+    booked = list[tuple[str, int, int]]()
+    with ReadPool(2, ALIGN, on_block=lambda thread, name, number, begun, ended, nbytes: booked.append((name, number, nbytes))) as pool:
+        asked = Orders(pool, PlayedCard(), [(Extent(path, 0, 2 * ALIGN, 0, True),), (Extent(path, 5 * ALIGN, ALIGN, 5 * ALIGN, True),)])
+        for _ in range(2):
+            asked.bring()
+            asked.heard()
+        assert pool.meter.bytes == 6 * ALIGN
+        assert [(name, nbytes) for name, _, nbytes in booked] == [("order", ALIGN)] * 6
+        assert len({number for _, number, _ in booked}) == 2, "one for all parts"
+        assert not pool._readers._names, "they are forgotten"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("delay", [0.0, 0.002])
 def test_every_order_is_heard_of_once_whenever_the_pool_is_closed(content: tuple[Path, bytes], delay: float) -> None:
     path, _ = content
