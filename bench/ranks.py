@@ -22,8 +22,8 @@ With `cpu` the program may leave units to the CPU, else it leaves none, so that 
 
     beside the CPU: seconds of a step, over the longest of what links, the CPU and the bus take for their bytes
 
-With `words`, the seconds that bench/rank_hops.py found (`words recorded`, links busy), steps are recorded with their hops; with `cpu` as well
-with their units of the CPU.
+With `words`, the seconds that bench/rank_hops.py found (`words recorded`, links busy), steps are recorded with their hops; with `cpu` as
+well with their units of the CPU.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
