@@ -31,7 +31,8 @@ class RoutedModel:
             return self.model
         from penstock.planner.replay.two_tiers import second_tier_of
 
-        return replace(self.model, routers=replace(experts.routers, second_tier=second_tier_of(experts, self.routings, slots)))
+        weight = second_tier_of(experts, self.routings, slots)
+        return replace(self.model, routers=replace(experts.routers, second_tier=weight))
 
 
 def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
@@ -54,7 +55,7 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
     routings = _read(path, model.name, experts, policy)
     rates = tuple(min(1.0, rate) for rate in hit_curve(routings, policy))
     told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(routings, policy, cfg.least_chance))
-    told = replace(told, second_tier=second_tier(told, routings, policy))
+    told = replace(told, second_tier=second_tier(told, routings, policy), alone=1.0)
     return RoutedModel(replace(model, routers=told.routers), f"{policy} on {path.name}", routings)
 
 

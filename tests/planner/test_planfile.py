@@ -229,9 +229,9 @@ def test_an_edit_that_cannot_be_is_refused_by_its_key(old: str, new: str, compla
         ("expert, layers: 0-3", "expert, layers: 0-2 2-3", "model.units: expert of layer 2 stands in two rows"),
         ("    - {kind: expert", "    # {kind: expert", "rows of kind expert go with routers"),
         ("top_k: 2", "top_k: 5", "model.routers.top_k=5 of count=4"),
-        ("second_tier: 0.5", "second_tier: 1.2", "model.routers.second_tier=1.2; allowed: 0 to 1"),
-        ("second_tier: 0.5", "second_tier: -0.1", "model.routers.second_tier=-0.1; allowed: 0 to 1"),
-        ("second_tier: 0.5", "second_tier: half", "model.routers.second_tier=half"),
+        ("second_tier: 0.75", "second_tier: 1.2", "model.routers.second_tier=1.2; allowed: 0 to 1"),
+        ("second_tier: 0.75", "second_tier: -0.1", "model.routers.second_tier=-0.1; allowed: 0 to 1"),
+        ("second_tier: 0.75", "second_tier: half", "model.routers.second_tier=half"),
     ],
 )
 def test_an_edit_of_experts_that_cannot_be_is_refused(old: str, new: str, complaint: str, tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ from penstock.planner.contract.experts.expert_misses import ALL_ASKED
 from penstock.planner.contract.experts.policies import ExpertPolicy, FarSight
 from penstock.planner.contract.experts.prefetch import NOTHING, Prefetch
 
+ALONE_WORTH = 2.0
+"""How many times its worth an expert counts in VRAM that DRAM does not keep: to bring it back takes a read beside the copy.
+
+A read takes three to eight times as long as a copy. With more than 2, VRAM would keep what it holds alone and no longer what is used. With
+2 a token's copies and reads together take less time than with 1, or 3 % more at most (docs/log.md, 2026-11-24).
+"""
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -77,8 +84,9 @@ class ExpertCache:
     :meth:`give_back`.
 
     Experts that the tier ``above`` keeps are evicted here first. If this tier has more slots a layer, it spares the one that ``above`` will
-    evict next: else both tiers would lose it. Let S < L be the slots a layer of both tiers. Together they miss no more than one tier of
-    L + S / 2 slots (tests/planner/test_routing_hits.py).
+    evict next: else both tiers would lose it. ``above`` in turn counts an expert that this tier does not keep :data:`ALONE_WORTH` times: it
+    would have to be read again. Let S < L be the slots a layer of both tiers. Together they miss no more than one tier of L + S / 2 slots
+    (tests/planner/test_routing_hits.py).
     """
 
     def __init__(
@@ -91,6 +99,9 @@ class ExpertCache:
         self._count = count
         self._policy, self._far, self._ahead = policy, far, ahead
         self._above = above
+        self._below: ExpertCache | None = None
+        if above is not None:
+            above._below = self
         self._order = tuple(quotas)
         self._place = {layer: i for i, layer in enumerate(self._order)}
         self._after = dict(zip(self._order, (*self._order[1:], self._order[0]), strict=True))
@@ -101,6 +112,10 @@ class ExpertCache:
         self._vacant = sum(quotas.values())
         self._held = memoryview(bytearray(len(quotas) * count)) if far is None or above is not None else far.held
         """[layers x experts]: whether :meth:`slot` has one."""
+        times = bytearray(4 * len(quotas) * count)
+        self._times = np.frombuffer(times, np.float32).reshape(len(quotas), count)
+        """[layers, experts]: how many times its worth the tier above counts each: once what is kept here."""
+        self._times[:], self._times_at = ALONE_WORTH, memoryview(times).cast("f")
         self._worth = np.zeros(count, np.float32)
         self._worths: list[float] | None = None
         """The same as a list; None until somebody asks."""
@@ -160,6 +175,8 @@ class ExpertCache:
             self._show(place, routing)
         self._judged = routing
         self._worth, self._worths = self._policy.worth(place), None
+        if self._below is not None and not self._below.still:
+            self._worth = self._worth * self._below._times[place]
 
     def _show(self, place: int, routing: Routing) -> None:
         if routing.prompt:
@@ -187,6 +204,7 @@ class ExpertCache:
         self._vacant -= 1
         slot = self._kept[layer][expert] = self._free.popleft()
         self._held[self._at(layer, expert)] = 1
+        self._times_at[self._at(layer, expert)] = 1.0
         return slot
 
     def settle(self, layer: int, expert: int) -> list[int]:
@@ -226,15 +244,16 @@ class ExpertCache:
                 self._late.append(expert)
                 return None
             slot = self._let_go(kept, layer, least)
-            kept[expert] = passing.pop(expert)
-            return slot
-        self._vacant -= 1
+        else:
+            slot, self._vacant = None, self._vacant - 1
         kept[expert] = passing.pop(expert)
-        return None
+        self._times_at[self._at(layer, expert)] = 1.0
+        return slot
 
     def _let_go(self, places: dict[int, int], layer: int, expert: int) -> int:
         """The slot of ``expert``, which is in ``places`` no more."""
-        self._held[self._at(layer, expert)] = 0
+        at = self._at(layer, expert)
+        self._held[at], self._times_at[at] = 0, ALONE_WORTH
         return places.pop(expert)
 
     def _ranks(self, layer: int) -> _Ranks:

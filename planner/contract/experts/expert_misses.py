@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.experts.expert_hits import corners
-from penstock.planner.contract.experts.expert_slots import kept_in_all
-from penstock.planner.contract.given.model import SECOND_TIER, Experts, ModelSpec, touched_experts
+from penstock.planner.contract.experts.expert_slots import kept_at_first, kept_in_all
+from penstock.planner.contract.given.model import ALONE, SECOND_TIER, Experts, ModelSpec, touched_experts
 
 DENSE = 0.9
 """Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
@@ -42,11 +42,21 @@ class Visit:
     second_tier: float
     """What one slot of the smaller tier counts for. One token: the model's weight. A pass that touches every expert: the default's, since
     it then matters which experts a tier holds and not how well they were chosen."""
+    alone: float
+    """Of the experts that the larger tier does not keep, the share that the smaller one keeps at most; mixed as ``second_tier`` is."""
 
     @property
     def dense(self) -> bool:
         """Whether nearly all experts are touched, so that they pass in order."""
         return self.spread >= DENSE
+
+    def kept_by_either(self, one: float, other: float, units: int) -> float:
+        """Experts that either tier keeps of ``units``, where one keeps so many and the other so many:
+
+        larger + min(second_tier * smaller, alone * (units - larger))
+        """
+        larger, smaller = max(one, other), min(one, other)
+        return larger + min(self.second_tier * smaller, self.alone * (units - larger))
 
     def missed(self, kept: float) -> float:
         """Of one layer, with ``kept`` slots in each on average."""
@@ -65,9 +75,8 @@ def visit(experts: Experts, tokens: int) -> Visit:
     for n0, n1 in zip(ends, ends[1:], strict=False):
         each = (found[n1] - found[n0]) / (n1 - n0)
         lines.append((touched - found[n0] + each * n0, each))
-    return Visit(
-        touched, spread, tuple(lines), _all_asked(experts, tokens, touched), (1 - spread) * experts.second_tier + spread * SECOND_TIER
-    )
+    second_tier, alone = (1 - spread) * experts.second_tier + spread * SECOND_TIER, (1 - spread) * experts.alone + spread * ALONE
+    return Visit(touched, spread, tuple(lines), _all_asked(experts, tokens, touched), second_tier, alone)
 
 
 def _all_asked(experts: Experts, tokens: int, touched: float) -> float:
@@ -104,5 +113,15 @@ def misses(model: ModelSpec, slots: ExpertSlots | None, tokens: int, gpu: bool) 
         return Misses()
     one, layers = visit(experts, tokens), len(experts.layers)
     vram, dram = kept_in_all(experts, slots.vram_slots) if gpu else 0, kept_in_all(experts, slots.dram_slots)
-    either = max(vram, dram) + one.second_tier * min(vram, dram)
-    return Misses(layers * one.missed(vram / layers) if gpu else 0.0, layers * one.missed(min(either, experts.units) / layers))
+    either = one.kept_by_either(vram, dram, experts.units)
+    return Misses(layers * one.missed(vram / layers) if gpu else 0.0, layers * one.missed(either / layers))
+
+
+def missed_at_first(model: ModelSpec, slots: ExpertSlots | None, tokens: int, gpu: bool) -> float:
+    """As ``Misses.dram``, of a pass for which both tiers hold what a start fills them with: no expert lies in both while one lies in
+    none."""
+    experts = model.experts
+    if experts is None or slots is None:
+        return 0.0
+    layers = len(experts.layers)
+    return layers * visit(experts, tokens).missed(kept_at_first(experts, slots.vram_slots if gpu else 0, slots.dram_slots) / layers)

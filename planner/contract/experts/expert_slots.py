@@ -25,6 +25,13 @@ def kept_in_all(experts: Experts, slots: int) -> int:
     return min(slots, experts.units) - transit_slots(experts, slots)
 
 
+def kept_at_first(experts: Experts, vram_slots: int, dram_slots: int) -> int:
+    """Different experts that both tiers keep, over all layers, when loading ends: VRAM has those that DRAM does not keep, as far as its
+    slots go."""
+    vram, dram = kept_slots(experts, vram_slots), kept_slots(experts, dram_slots)
+    return sum(min(experts.count, vram[layer] + dram[layer]) for layer in experts.layers)
+
+
 def kept_slots(experts: Experts, slots: int) -> dict[int, int]:
     """MoE layer -> slots of a tier in which it keeps experts. They differ by one at most, and the larger ones are spread evenly."""
     each, more = divmod(kept_in_all(experts, slots), len(experts.layers))

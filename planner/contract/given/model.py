@@ -18,13 +18,21 @@ _WIDTH = Bounds(0, 2**32)
 OWN_ATTENTION = frozenset({"bloom", "codegen", "falcon", "gptj", "minimax", "mpt"})
 """Model types whose classes in `transformers` do not attend through its interface: they keep K and V in caches of their own."""
 
-SECOND_TIER = 0.5
+SECOND_TIER = 0.75
 """What a slot of the smaller tier counts beside one of the larger, if no routings are given. Both tiers hold some of the same experts:
-DRAM's policy sees what VRAM misses, and an expert that VRAM evicts is not copied back.
+what is copied from DRAM lies in both, and an expert that VRAM evicts is not copied back.
 
-Measured with mix on decode steps of a small Mixtral (8 experts, top-2), n slots a layer in VRAM and m in DRAM, experts that both miss: 3.1
-% with 2 + 4, 4.2 with 3 + 3, 1.9 with 4 + 4, 1.3 with 2 + 5, 3.3 with 1 + 5. One tier misses 7.3 % with 4 slots, 3.1 with 5, 1.1 with 6.
-Under LRU both keep much the same: 12.9 % with 2 + 4, 9.8 with 4 alone.
+With mix and shares (VRAM, DRAM) of all experts, the weights by which both tiers' misses lie on the curve of one. A trained Mixtral of 6
+layers: (1/4, 1/2) 0.64, (3/8, 1/4) 0.94, (1/8, 5/8) 1.0, (1/2, 3/8) 0.66, (3/8, 1/2) 0.72, (1/8, 1/2) 1.0. Made-up routings
+(bench/routing.py): (1/4, 1/2) 0.78, (1/8, 5/8) 0.88, (1/2, 3/8) 0.93, (3/8, 1/2) 0.88, (1/8, 3/8) 0.88. Routers drawn by recency, of
+which mix misses more: 0.2 to 0.7.
+"""
+
+ALONE = 0.6
+"""Of the experts that the larger tier does not keep, the share that the smaller one does at most, if no routings are given: what it evicts
+is lost until it is read again. It matters where both tiers together have nearly as many slots as there are experts, or more.
+
+As :data:`SECOND_TIER` was found: (1/4, 3/4) 0.6 and 0.69, (3/8, 3/4) 0.75, (1/3, 5/6) 0.89; drawn 0.29 to 0.55.
 """
 
 
@@ -46,6 +54,8 @@ class Experts:
     """Share of a decode step's missed experts that routers asked beforehand name a layer before their own: 0 without routings."""
     second_tier: float = SECOND_TIER
     """What a slot of the smaller tier counts, for one token, beside one of the larger: from 0, where it adds nothing, to 1."""
+    alone: float = ALONE
+    """Of the experts that the larger tier does not keep, the share that the smaller one keeps at most, for one token."""
 
     @property
     def units(self) -> int:
@@ -60,7 +70,7 @@ class Experts:
     @property
     def routers(self) -> Routers:
         """What of them a model keeps beside its units."""
-        return Routers(self.top_k, self.hit_rates, self.foreseen, self.second_tier)
+        return Routers(self.top_k, self.hit_rates, self.foreseen, self.second_tier, self.alone)
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,10 @@ class Routers:
     top_k: int
     """Experts that one token visits in a layer."""
     hit_rates: tuple[float, ...]
-    """See :class:`Experts`, as the other two."""
+    """See :class:`Experts`, as the other three."""
     foreseen: float = 0.0
     second_tier: float = SECOND_TIER
+    alone: float = ALONE
 
 
 @dataclass(frozen=True)
@@ -140,7 +151,8 @@ class ModelSpec:
             return None
         layers = tuple(unit.layer for unit in units if unit.layer is not None)
         one = max(units, key=lambda unit: unit.stored_bytes)
-        return Experts(one.count, known.top_k, one.stored_bytes, layers, known.hit_rates, known.foreseen, known.second_tier)
+        told = known.hit_rates, known.foreseen, known.second_tier, known.alone
+        return Experts(one.count, known.top_k, one.stored_bytes, layers, *told)
 
     @property
     def routed(self) -> str:

@@ -167,7 +167,7 @@ def _check_experts(model: ModelSpec) -> None:
     count = units[0].count
     if not 1 <= routers.top_k <= count:
         raise UserError(f"model.routers.top_k={routers.top_k} of count={count}; allowed: 1 to count; {_REMEDY}")
-    for name in ("foreseen", "second_tier"):
+    for name in ("foreseen", "second_tier", "alone"):
         if not 0 <= getattr(routers, name) <= 1:
             raise UserError(f"model.routers.{name}={getattr(routers, name)}; allowed: 0 to 1; {_REMEDY}")
     if wrong := flaw(routers.hit_rates, count):

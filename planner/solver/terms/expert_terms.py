@@ -148,6 +148,7 @@ class ExpertTerms:
             read = self._program.amount(f"{name}_read", most)
             for more, fewer, unless in self._either():
                 self._lines(read, one, more + one.second_tier * fewer, unless)
+                self._lines(read, one, more + one.alone * (self.experts.units - more), unless)
             self._fetched[one] = self._program.shares(f"{name}_read", self._ssd_bits, read, most), copied
         return self._fetched[one]
 

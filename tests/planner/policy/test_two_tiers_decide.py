@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import ExpertSlots
-from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.experts.expert_cache import ALONE_WORTH, ExpertCache, Routing
+from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
+from penstock.planner.contract.experts.expert_slots import kept_at_first, kept_in_all, kept_slots
 from penstock.planner.contract.given.model import Experts
 
 LAYERS, COUNT, TOP_K = (0, 2, 3), 8, 2
@@ -49,11 +50,12 @@ def tiers(vram: int, dram: int, seed: int, policy: Drawn) -> tuple[ExpertCache, 
     return above, ExpertCache(quotas[1], dram * len(LAYERS) + COUNT, COUNT, policy, above)
 
 
-def least_of_all(cache: ExpertCache, above: ExpertCache | None, layer: int, worths: Sequence[float]) -> int:
+def least_of_all(cache: ExpertCache, above: ExpertCache | None, below: ExpertCache | None, layer: int, worths: Sequence[float]) -> int:
     """What ``cache`` lets go first: the lowest of (worth, -number) among those kept, as a list of all ranks says it."""
-    ranks = [(float(worth), -e) for e, worth in enumerate(worths)]
+    lost = below is not None and not below.still
+    ranks = [(worth * (ALONE_WORTH if lost and not below.keeps(layer, e) else 1.0), -e) for e, worth in enumerate(worths)]
     if above is not None:
-        spare = least_of_all(above, None, layer, worths) if cache._quotas[layer] > above._quotas[layer] > 1 else -1
+        spare = least_of_all(above, None, cache, layer, worths) if cache._quotas[layer] > above._quotas[layer] > 1 else -1
         for e in above._kept[layer]:
             if e != spare:
                 ranks[e] = -math.inf, -e
@@ -75,15 +77,49 @@ def test_the_least_is_what_a_list_of_all_ranks_says_and_the_policy_is_shown_each
         below.judge(layer, routing)
         visits += 1
         worths = policy.worth(LAYERS.index(layer)).tolist()
-        for cache, over in ((card, None), (below, card)):
+        for cache, over, under in ((card, None, below), (below, card, None)):
             if cache._kept[layer]:
-                assert cache._ranks(layer).least(cache._kept[layer], -1) == least_of_all(cache, over, layer, worths)
+                assert cache._ranks(layer).least(cache._kept[layer], -1) == least_of_all(cache, over, under, layer, worths)
         for cache, used, missed in ((card, routing.experts, near.misses), (below, near.misses, far.misses)):
             for expert in missed:
                 cache.take(layer, expert)
             for slot in cache.settle_all(layer, used):
                 cache.give_back(slot)
     assert len(policy.shown) == visits
+
+
+@given(vram=st.integers(0, EXPERTS.units), dram=st.integers(0, EXPERTS.units))
+def test_a_start_fills_both_tiers_with_as_many_different_experts_as_they_can_hold(vram: int, dram: int) -> None:
+    card, below = expert_caches(EXPERTS, ExpertSlots(vram, dram), gpu=True)
+    assert card is not None
+    keep_first(EXPERTS, card, below)
+    kept = [[cache.keeps(layer, e) for layer in LAYERS for e in range(COUNT)] for cache in (card, below)]
+    assert [sum(of) for of in kept] == [kept_in_all(EXPERTS, slots) for slots in (vram, dram)], "no slot of a layer's own is empty"
+    assert sum(map(any, zip(*kept, strict=True))) == kept_at_first(EXPERTS, vram, dram)
+    for layer, each in kept_slots(EXPERTS, vram).items():
+        apart = min(COUNT, each + kept_slots(EXPERTS, dram)[layer])
+        assert sum(card.keeps(layer, e) or below.keeps(layer, e) for e in range(COUNT)) == apart
+
+
+def test_vram_rather_lets_go_what_dram_holds_than_what_would_be_read_again() -> None:
+    """Expert 1 comes and is worth most. VRAM has 0, worth 2, and 2, worth 3; what DRAM does not have counts twice."""
+
+    class Even(Drawn):
+        def observe(self, layer: int, experts: Sequence[int], ahead: np.ndarray | None = None) -> None:
+            self._worth[layer, :3] = 2.0, 5.0, 3.0
+
+    for in_dram, goes in (((1, 2, 3), 2), ((0, 1, 3), 0)):
+        card, below = tiers(2, 3, 0, Even(0))
+        for expert in in_dram:
+            below.keep(0, expert)
+        for expert in (0, 2):
+            card.keep(0, expert)
+        routing = Routing(np.array([[1, 0]]), prompt=False)
+        assert card.find(0, routing.experts).misses == (1,)
+        card.judge(0, routing)
+        card.take(0, 1)
+        card.settle_all(0, routing.experts)
+        assert not card.keeps(0, goes) and card.keeps(0, 1), in_dram
 
 
 def test_the_tiers_of_a_plan_ask_one_policy() -> None:
