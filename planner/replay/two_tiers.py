@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
@@ -64,16 +63,14 @@ def _weight(experts: Experts, routings: Routings, splits: Sequence[ExpertSlots],
 
 
 def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings) -> float:
-    """Share of the experts used by decode steps that lie in neither tier, where nothing is fetched ahead. Both begin with the first experts
-    of each layer, as a run does, and what prompts use comes and goes, too. O(uses), about 10 µs each, for many experts a layer twice that.
+    """Share of the experts used by decode steps that lie in neither tier, where nothing is fetched ahead. Both begin as a run
+    fills them, and what prompts use comes and goes, too. O(uses), about 10 µs each, for many experts a layer twice that.
     """
     needs = make_expert_policy(slots.policy, routings.layers, routings.count, routings.top_k).needs_ahead
     scores = None if needs is None else routings.scores.get(needs)
     vram, dram = expert_caches(experts, slots, gpu=True)
     assert vram is not None
-    for layer, expert in product(experts.layers, range(experts.count)):
-        if dram.keep(layer, expert) is not None:
-            vram.keep(layer, expert)
+    keep_first(experts, vram, dram)
     missed = 0
     for first, end in _passes(routings):
         prompt = not routings.decode[first]

@@ -142,6 +142,7 @@ class Engine:
 
     def begin_loading(self) -> None:
         """Start to fill every place, on other threads."""
+        self.host.begin_reading()  # DRAM then knows which experts it keeps
         self.loading.begin(self.experts.fills() if self.experts else [])
 
     def warm_up(self, batch: Batch) -> None:

@@ -93,9 +93,12 @@ class CardExperts:
         behind()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
-        """The slots that layers keep, given to their first experts: whoever calls this fills them before :meth:`start`."""
+        """The slots that layers keep, given to their first experts that DRAM does not keep: whoever calls this fills them before
+        :meth:`start`."""
         places = {}
         for layer, expert in self._layouts:
+            if self._dram.here(layer, expert):
+                continue
             slot = self._cache.keep(layer, expert)
             if slot is not None:
                 places[layer, expert] = self._copies.slots[slot]

@@ -98,15 +98,16 @@ class Experts:
         return None if self._beside is None else self._beside.results
 
     def fills(self) -> list[Fill]:
-        """What VRAM is to be filled with past DRAM: all experts, where VRAM has a slot for each and DRAM none."""
+        """What VRAM is to be filled with past DRAM, which knows what it keeps: experts that it does not, so that both hold as many
+        different ones as they can."""
         room = self._room
-        if self.card is None or room.dram_slots:
+        if self.card is None:
             return []
         places = self.card.keep_first()
         return [Fill(room.layouts[key], room.on_card[key].segments, place) for key, place in places.items()]
 
     def start(self) -> None:
-        """DRAM has what it was to be filled with: fill VRAM."""
+        """DRAM has what it was to be filled with: fill what is left of VRAM."""
         if self.card is not None:
             self.card.start()
 

@@ -26,3 +26,13 @@ def expert_caches(experts: Experts, slots: ExpertSlots, gpu: bool) -> tuple[Expe
     far = FarSight(*shape, slots.least_chance) if policy.needs_ahead is AheadScores.router else None
     vram = cache(slots.vram_slots, None, slots.prefetch) if gpu else None
     return vram, cache(slots.dram_slots, vram, slots.read_ahead if gpu else slots.prefetch)
+
+
+def keep_first(experts: Experts, vram: ExpertCache | None, dram: ExpertCache) -> None:
+    """Keep in both tiers what a start fills them with: DRAM each layer's first experts, VRAM those behind them. So the tiers hold as many
+    different experts as they can. Slots of VRAM that are left have a layer's first experts, which DRAM holds, too."""
+    for layer in experts.layers:
+        in_dram = [expert for expert in range(experts.count) if dram.keep(layer, expert) is not None]
+        if vram is not None:
+            for expert in (*range(len(in_dram), experts.count), *in_dram):
+                vram.keep(layer, expert)

@@ -11,7 +11,7 @@ from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.experts.expert_misses import misses, visit
-from penstock.planner.contract.experts.expert_slots import kept_in_all
+from penstock.planner.contract.experts.expert_slots import kept_at_first
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
@@ -272,11 +272,12 @@ def load_s(
     imports_s: float | None = None,
 ) -> float:
     """Seconds from the imports' end to the first prefill, with a share ``cached`` of the weights in the page cache. Reading, page-locking,
-    which begins before the imports, and the first use of every kernel overlap. Of experts those are read that DRAM keeps, from where VRAM's
-    slots are filled, too; where it keeps none, those of VRAM. ``imports_s``: what imports took that are over."""
+    which begins before the imports, and the first use of every kernel overlap. Of experts those are read that either tier
+    keeps, once each. ``imports_s``: what imports took that are over."""
     loaded = model.weight_bytes - first_pass_bytes(place(model, decisions.weights, hardware.gpu is not None))
     if model.experts and decisions.experts:
-        kept = kept_in_all(model.experts, decisions.experts.dram_slots or decisions.experts.vram_slots)
+        slots = decisions.experts
+        kept = kept_at_first(model.experts, slots.vram_slots if hardware.gpu else 0, slots.dram_slots)
         loaded -= (model.experts.units - kept) * model.experts.expert_bytes
     loaded += decisions.speculation.model.weight_bytes if decisions.speculation.model else 0
     ssd_rate = ssd_gbps(hardware, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth)

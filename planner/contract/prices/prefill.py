@@ -10,7 +10,7 @@ from functools import cached_property
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import is_recorded
-from penstock.planner.contract.experts.expert_misses import Misses, misses
+from penstock.planner.contract.experts.expert_misses import Misses, missed_at_first, misses
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -147,13 +147,16 @@ class Prefill:
         return {}
 
     def _billed(self, start: int) -> Price:
-        d = self.decisions
-        blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
-        parts = d.prefill_part_tokens
-        phase = prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts)
+        phase = self._phase(start)
         return self._bill(
             phase, self.moved.each_pass(self.moved.units, self._missed(phase), phase.late), self.moved.kv, self.moved.streamed
         )
+
+    def _phase(self, start: int) -> Phase:
+        d = self.decisions
+        blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
+        parts = d.prefill_part_tokens
+        return prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts)
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""
@@ -166,8 +169,18 @@ class Prefill:
         return self.bill(start).lasts() + self._passes_s(start)
 
     def first_seconds(self, start: int, ssd_s: float, h2d_s: float) -> float:
-        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins."""
-        return (self.bill(start) + Price({Resource.ssd: -ssd_s, Resource.h2d: -h2d_s})).lasts() + self._passes_s(start)
+        """The same of a batch that need not wait for so much of reading and of copying: all slots are full when it begins. Both tiers then
+        hold more different experts than behind decode steps."""
+        saved = self.moved.expert_read * -self._read_less(start) + Price({Resource.ssd: -ssd_s, Resource.h2d: -h2d_s})
+        return (self.bill(start) + saved).lasts() + self._passes_s(start)
+
+    def _read_less(self, start: int) -> float:
+        """Experts that the first batch's passes find, and a later one's do not."""
+        if self.model.experts is None:
+            return 0.0
+        phase, gpu = self._phase(start), self.hardware.gpu is not None
+        first = missed_at_first(self.model, self.decisions.experts, phase.rows, gpu)
+        return phase.passes * max(0.0, self._missed(phase).dram - first)
 
     def _missed(self, phase: Phase) -> Misses:
         return misses(self.model, self.decisions.experts, phase.rows, self.hardware.gpu is not None)

@@ -8,7 +8,7 @@ from functools import partial
 
 from penstock.planner.common.timeline.spans import CPU, EXPERTS, SSD
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.planner.contract.experts.expert_caches import expert_caches
+from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.prefill import Moved
@@ -58,11 +58,7 @@ class SimulatedExperts:
         vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
         self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_copied.of(Resource.h2d))
         self.dram = tier(dram, SSD, moved.expert_read.of(Resource.ssd), self._in_dram)
-        for part in (self.dram, self.card) if self.card else (self.dram,):
-            for layer in experts.layers:
-                for expert in range(experts.count):
-                    if part is self.dram or not made.dram_slots or self.dram.here((layer, expert)):
-                        part.cache.keep(layer, expert)
+        keep_first(experts, vram, dram)
 
     @property
     def counts(self) -> dict[str, TierCounts]:

@@ -12,12 +12,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
-from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_at_first
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.session import Session
 from penstock.runtime.experts import expert_forward as forward
+from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.reading.native.readers_library import readers_file
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -105,6 +107,46 @@ def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Ge
     got, facts = run(checkpoint, slots(checkpoint, vram, dram, prefetch=2, read_ahead=2), gpu=True)
     same(got, unstreamed)
     assert (facts["vram"]["hit_rate"] == 1) == (vram == "all")
+
+
+def in_slots(session: Session) -> tuple[dict[Key, bytes], set[Key]]:
+    """What lies in slots of VRAM, and which experts DRAM has, before anything was computed."""
+    host, card = session.engine.host.experts, session.engine.card
+    assert host.vram_cache is not None and card is not None
+    slots = {key: host.vram_cache.slot(*key) for key in host.room.layouts}
+    return (
+        {key: card.expert_slots[slot].numpy().tobytes() for key, slot in slots.items() if slot is not None},
+        {key for key in host.room.layouts if host.dram.here(*key)},
+    )
+
+
+@pytest.mark.parametrize(("vram", "dram"), [(2, 3), (3, 2), (1, 2), (4, 4)])
+def test_a_start_fills_both_tiers_with_different_experts_each_read_once(checkpoint: Path, vram: int, dram: int) -> None:
+    """With so many slots a layer, as ``load_s`` pays for. Where they hold all experts a prompt then reads none."""
+    plan = plan_for(checkpoint, decisions())
+    experts, layers = plan.model.experts, len(plan.model.experts.layers)
+    every, held = ExpertSlots(experts.units, 0), ExpertSlots(*(n * layers + fewest_slots(experts) for n in (vram, dram)))
+    prompt = replace(BATCH, prompts=[list(range(3, 150)), list(range(150, 290))], max_new_tokens=1)
+    found, read_bytes = {}, {}
+    for slots in (every, held):
+        planned = plan_for(checkpoint, decisions(gpu=True, batch=2, experts=replace(slots, chunk_bytes=CHUNK)), True)
+        with opened(planned, checkpoint, HostCopier()) as session:
+            session.load(prompt)
+            found[slots] = in_slots(session)
+            arrived, layouts = session.engine.loading.arrived(), session.engine.host.experts.room.layouts
+            read_bytes[slots] = arrived["h2d"][1] + sum(nbytes for _, nbytes in session.engine.host.reads)
+            loaded = session.engine.host.pool.meter.bytes
+            got = session.generate(prompt, Sampler(Sampling(), CPU), keep_logits=True)
+            read = session.engine.host.pool.meter.bytes - loaded
+    same(got, expect(checkpoint, prompt))
+    (all_bytes, _), (on_card, in_dram) = found[every], found[held]
+    assert (len(on_card), len(in_dram)) == (vram * layers, dram * layers), "no slot of a layer's own is empty"
+    assert all(all_bytes[key] == held_bytes for key, held_bytes in on_card.items())
+    first = kept_at_first(experts, held.vram_slots, held.dram_slots)
+    assert len(on_card.keys() | in_dram) == first == layers * min(experts.count, vram + dram)
+    ahead = fewest_slots(experts)  # of the first layer, for a pass that does not come
+    assert first < experts.units or read <= ahead * max(x.nbytes for x in layouts.values())
+    assert read_bytes[every] - read_bytes[held] == sum(x.payload_bytes for key, x in layouts.items() if key not in on_card.keys() | in_dram)
 
 
 @pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
