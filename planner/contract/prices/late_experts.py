@@ -63,7 +63,7 @@ class LateExperts:
         ranks, touched, slots = fetching_turns(model), visit(experts, rows).touched, fewest_slots(experts)
         waits, ahead, alone = 1 - experts.foreseen, 0.0, links.held_to if model.slices == 1 else 1.0
         if touched >= ALL_ASKED * experts.count:
-            waits, ahead = 1.0, ahead_of(hardware, model)
+            waits, ahead = 1.0, ahead_of(hardware, model) * (1 - follows_itself(model))
         unit, each_rows, layers = model.of_kind(UnitKind.expert)[0], rows * experts.top_k / touched, len(experts.layers)
         flops_s = decode_s(hardware, unit, each_rows) + 2 * unit.elements * each_rows / hardware.dense_tflops / 1e12
         each = OPERATIONS.each(rows, True, are_grouped(hardware, model, rows))
@@ -99,6 +99,16 @@ class LateExperts:
         of_all = self.waits * self.turns
         late = {Late.first: first * self.waits, Late.every: every * of_all}
         return Price(late=late | {Late.full: full * of_all} if each_s < copy_s else late)
+
+
+def follows_itself(model: ModelSpec) -> float:
+    """Of a rank's layers, the share that come behind another one of its own, as with unlike cards: its link is busy until they have their
+    turn, and nothing comes ahead. 0 of slices, and of a whole model, whose link copies while it computes."""
+    dealt = model.dealt
+    if dealt is None or dealt.slices > 1:
+        return 0.0
+    own = [owner == dealt.rank for owner in dealt.owners]
+    return sum(before and this for before, this in zip(own, own[1:], strict=False)) / max(1, sum(own))
 
 
 def ahead_of(hardware: HardwareProfile, model: ModelSpec) -> float:
