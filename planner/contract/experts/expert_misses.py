@@ -9,7 +9,7 @@ from functools import lru_cache
 from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.experts.expert_hits import corners
 from penstock.planner.contract.experts.expert_slots import kept_at_first, kept_in_all
-from penstock.planner.contract.given.model import ALONE, SECOND_TIER, Experts, ModelSpec, touched_experts
+from penstock.planner.contract.given.model import ALONE, ALONE_MORE, ALONE_MOST, SECOND_TIER, Experts, ModelSpec, touched_experts
 
 DENSE = 0.9
 """Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
@@ -43,20 +43,26 @@ class Visit:
     """What one slot of the smaller tier counts for. One token: the model's weight. A pass that touches every expert: the default's, since
     it then matters which experts a tier holds and not how well they were chosen."""
     alone: float
-    """Of the experts that the larger tier does not keep, the share that the smaller one keeps at most; mixed as ``second_tier`` is."""
+    """Of the experts that the larger tier does not keep, the share that the smaller one does; mixed as ``second_tier`` is."""
 
     @property
     def dense(self) -> bool:
         """Whether nearly all experts are touched, so that they pass in order."""
         return self.spread >= DENSE
 
+    @property
+    def alone_most(self) -> float:
+        """The most that this share becomes."""
+        return max(ALONE_MOST, self.alone)
+
     def kept_by_either(self, one: float, other: float, units: int) -> float:
         """Experts that either tier keeps of ``units``, where one keeps so many and the other so many:
 
-        larger + min(second_tier * smaller, alone * (units - larger))
+        larger + min(second_tier * smaller, alone * left + ALONE_MORE * smaller, alone_most * left), left = units - larger
         """
         larger, smaller = max(one, other), min(one, other)
-        return larger + min(self.second_tier * smaller, self.alone * (units - larger))
+        left = units - larger
+        return larger + min(self.second_tier * smaller, self.alone * left + ALONE_MORE * smaller, self.alone_most * left)
 
     def missed(self, kept: float) -> float:
         """Of one layer, with ``kept`` slots in each on average."""

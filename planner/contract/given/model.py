@@ -28,11 +28,16 @@ layers: (1/4, 1/2) 0.64, (3/8, 1/4) 0.94, (1/8, 5/8) 1.0, (1/2, 3/8) 0.66, (3/8,
 which mix misses more: 0.2 to 0.7.
 """
 
-ALONE = 0.6
-"""Of the experts that the larger tier does not keep, the share that the smaller one does at most, if no routings are given: what it evicts
-is lost until it is read again. It matters where both tiers together have nearly as many slots as there are experts, or more.
+ALONE = 0.4
+"""Of the experts that the larger tier does not keep, the share that the smaller one does beside :data:`ALONE_MORE`, if no routings are
+given: what it evicts is lost until it is read again. That matters where both tiers together have nearly as many slots as there are experts.
+"""
 
-As :data:`SECOND_TIER` was found: (1/4, 3/4) 0.6 and 0.69, (3/8, 3/4) 0.75, (1/3, 5/6) 0.89; drawn 0.29 to 0.55.
+ALONE_MORE, ALONE_MOST = 0.2, 0.9
+"""What each slot of the smaller tier adds to that, and up to which share.
+
+Shares of what the larger tier lacks, found as :data:`SECOND_TIER` was: trained (1/4, 3/4) 0.60, (3/8, 3/4) 0.75; made up (1/4, 3/4) 0.69,
+(1/3, 5/6) 0.89; drawn 0.29 to 0.55. The law: 0.60, 0.70, 0.60, 0.80.
 """
 
 
@@ -55,7 +60,7 @@ class Experts:
     second_tier: float = SECOND_TIER
     """What a slot of the smaller tier counts, for one token, beside one of the larger: from 0, where it adds nothing, to 1."""
     alone: float = ALONE
-    """Of the experts that the larger tier does not keep, the share that the smaller one keeps at most, for one token."""
+    """See :data:`ALONE`: 1 where routings say what a slot of the smaller tier counts."""
 
     @property
     def units(self) -> int:

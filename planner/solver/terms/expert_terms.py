@@ -10,6 +10,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, Tier
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.model import ALONE_MORE
 from penstock.planner.contract.prices.beside import Missed
 from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.price import Amount, Price, Resource
@@ -148,7 +149,9 @@ class ExpertTerms:
             read = self._program.amount(f"{name}_read", most)
             for more, fewer, unless in self._either():
                 self._lines(read, one, more + one.second_tier * fewer, unless)
-                self._lines(read, one, more + one.alone * (self.experts.units - more), unless)
+                left = self.experts.units - more
+                self._lines(read, one, more + one.alone * left + ALONE_MORE * fewer, unless)
+                self._lines(read, one, more + one.alone_most * left, unless)
             self._fetched[one] = self._program.shares(f"{name}_read", self._ssd_bits, read, most), copied
         return self._fetched[one]
 

@@ -1,0 +1,58 @@
+"""Experts in VRAM and in DRAM, the rest on the SSD: what presets promise of them is what a simulation finds."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import pytest
+
+from penstock.planner.cli import PROGRAM
+from penstock.planner.contract.experts.expert_misses import misses
+from penstock.planner.contract.experts.expert_slots import kept_at_first
+from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
+from penstock.planner.solver.planning import make_plan
+
+
+def solved(hardware: str, model: str, *typed: str) -> Plan:
+    plan = make_plan(PROGRAM.configuration("solve", [f"hardware={hardware}", f"model={model}", "workload.new_tokens=64", *typed]))
+    assert plan.of_rank(0).decisions.experts.dram_slots, "else there are no two tiers"
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("hardware", "model", "typed", "step"),
+    [
+        ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192",), 0.07),
+        ("h200", "qwen3-235b-a22b", (), 0.08),
+        ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
+    ],
+)
+def test_presets_promise_what_is_simulated(hardware: str, model: str, typed: tuple[str, ...], step: float) -> None:
+    """Drawn routers know recency alone, of which ``mix`` misses more than plans expect: LRU's hits are as planned."""
+    plan = solved(hardware, model, *typed)
+    record = Simulation(plan).run().record
+    assert fmean(record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.05)
+    assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=step)
+
+
+def test_the_first_prompt_reads_what_no_tier_was_filled_with() -> None:
+    plan = solved("rtx4090", "gpt-oss-120b", "force.expert_dram_slots=2000", "workload.new_tokens=2")
+    experts, slots = plan.model.experts, plan.decisions.experts
+    left = experts.units - kept_at_first(experts, slots.vram_slots, slots.dram_slots)
+    assert left < misses(plan.model, slots, plan.workload.prompt_tokens, True).dram - 100, "a later prompt reads more"
+    read = Simulation(plan).run().record.counts["prefill ssd bytes"] / experts.expert_bytes
+    assert read == pytest.approx(left, abs=experts.top_k + 1)
+    assert plan.prediction.ttft_s < plan.prediction.prefill_s
+
+
+@pytest.mark.parametrize("dram", ["120GiB", "80GiB"])
+def test_two_unlike_cards_promise_a_prompt_that_is_simulated(dram: str) -> None:
+    """Layers that come behind another one of their own rank have no experts ahead."""
+    plan = solved("rtx5080-rtx3090", "mixtral8x7b", f"hardware.dram_bytes={dram}", "workload.new_tokens=16")
+    assert plan.ranks.count == 2 and not plan.dealing.is_even
+    record = RanksSimulation(plan, Options()).run()[0].record
+    assert fmean(record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.08)
+    assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.07)
