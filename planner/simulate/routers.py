@@ -41,7 +41,7 @@ class DrawnRouters:
         chosen = np.empty((rows, self._top_k), np.intp)
         for row in range(rows):
             chosen[row] = [latest[depth] for depth in self._depths()]
-        for expert in dict.fromkeys(chosen.ravel().tolist()):
+        for expert in [*dict.fromkeys(chosen.ravel().tolist())][::-1]:  # the first was used last, as LRU has it
             latest.remove(expert)
             latest.insert(0, expert)
         return Routing(chosen, False)

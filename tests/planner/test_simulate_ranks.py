@@ -358,7 +358,7 @@ def test_drawn_experts_are_found_as_often_as_the_curve_says(count: int, top_k: i
         chosen = routers.next(0, 1, 1, False).chosen[0].tolist()
         assert len(set(chosen)) == top_k
         depths += [latest.index(expert) for expert in chosen if expert in latest]
-        latest = [*dict.fromkeys((*reversed(chosen), *latest))]
+        latest = [*dict.fromkeys((*chosen, *latest))]
         assert set(latest[:top_k]) == set(chosen)
     for slots in (count // 4, count // 2, count - 1):
         found = sum(depth < slots for depth in depths) / steps / top_k

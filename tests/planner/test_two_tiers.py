@@ -26,7 +26,7 @@ def solved(hardware: str, model: str, *typed: str) -> Plan:
     ("hardware", "model", "typed", "step"),
     [
         ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192",), 0.07),
-        ("h200", "qwen3-235b-a22b", (), 0.08),
+        ("h200", "qwen3-235b-a22b", ("workload.new_tokens=96",), 0.08),
         ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
     ],
 )

@@ -10,11 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.experts.expert_misses import ALL_ASKED, visit
+from penstock.planner.contract.experts.policies.lru import LruPolicy
+from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.experts.visit_waits import MISSED_AT, wait_lines
-from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.given.model import Experts, touched_experts
+from penstock.planner.replay.replayed import hit_curve
+from penstock.planner.simulate.routers import DrawnRouters
 from tests.planner.small import MB
+from tests.planner.test_checkpoint import SHARED
+
+RECORDED = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
 
 
 def mean_wait(waits: tuple[float, ...], odds: float) -> float:
@@ -50,7 +59,41 @@ def test_who_misses_few_waits_for_none() -> None:
     ("count", "top_k", "tokens"), [(8, 2, 1), (8, 2, 4), (8, 2, 8), (128, 8, 16), (128, 8, 22), (128, 4, 40), (4, 4, 1)]
 )
 def test_visits_of_nearly_all_experts_are_as_many_as_are_drawn(count: int, top_k: int, tokens: int) -> None:
-    experts, draw = Experts(count, top_k, MB, (0,), default_hit_rates(count, top_k)), np.random.default_rng(1)
-    chosen = np.argsort(draw.random((2000, tokens, count)), axis=2)[:, :, :top_k].reshape(2000, -1)
-    found = np.mean([len(set(one)) >= ALL_ASKED * count for one in chosen])
-    assert visit(experts, tokens).all_asked == pytest.approx(found, abs=0.06)
+    experts = Experts(count, top_k, MB, (0,), default_hit_rates(count, top_k))
+    routers, law = DrawnRouters(experts, 1), visit(experts, tokens)
+    touched = np.array([len(routers.next(0, tokens, 1, False).experts) for _ in range(2000)])
+    assert law.all_asked == pytest.approx(np.mean(touched >= ALL_ASKED * count), abs=0.05)
+    assert law.touched == pytest.approx(touched.mean(), rel=0.005)
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="needs the shared routings")
+@pytest.mark.parametrize("rows", [2, 4, 8, 16])
+def test_rows_of_other_prompts_touch_as_many_experts_as_one_tokens_hits_say(rows: int) -> None:
+    """An even router's would touch up to half more of a trained model's."""
+    routings, draw = read_routings(RECORDED), np.random.default_rng(0)
+    decoded = np.flatnonzero(routings.decode)
+    prompts = [decoded[routings.prompt[decoded] == prompt] for prompt in np.unique(routings.prompt[decoded])]
+    found = []
+    for _ in range(100):
+        tokens = [draw.choice(prompts[at]) for at in draw.permutation(len(prompts))[:rows]]
+        found += [len(np.unique(routings.experts[tokens, layer])) for layer in range(routings.layers)]
+    rates = tuple(float(rate) for rate in hit_curve(routings, ExpertPolicyName.mix))
+    experts = Experts(routings.count, routings.top_k, MB, tuple(range(routings.layers)), rates)
+    assert touched_experts(experts, rows) == pytest.approx(np.mean(found), rel=0.04)
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(4, 40), (16, 40), (16, 90)])
+def test_slots_find_of_many_rows_what_lru_finds_of_drawn_ones(rows: int, slots: int) -> None:
+    experts = Experts(128, 8, MB, (0,), default_hit_rates(128, 8, ExpertPolicyName.lru))
+    routers, cache = DrawnRouters(experts, 1), ExpertCache({0: slots}, slots + 128, 128, LruPolicy(1, 128, 8))
+    missed = []
+    for step in range(300):
+        routing = routers.next(0, rows, 1, False)
+        seen = cache.find(0, routing.experts)
+        for expert in seen.misses:
+            cache.take(0, expert)
+        cache.judge(0, routing)
+        for slot in cache.settle_all(0, routing.experts):
+            cache.give_back(slot)
+        missed += [len(seen.misses)] if step >= 50 else []
+    assert visit(experts, rows).missed(slots) == pytest.approx(np.mean(missed), rel=0.03)

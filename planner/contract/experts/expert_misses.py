@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from penstock.planner.contract.decided.decisions import ExpertSlots
 from penstock.planner.contract.experts.expert_hits import corners
 from penstock.planner.contract.experts.expert_slots import kept_at_first, kept_in_all
-from penstock.planner.contract.given.model import ALONE, ALONE_MORE, ALONE_MOST, SECOND_TIER, Experts, ModelSpec, touched_experts
+from penstock.planner.contract.given.model import ALONE, ALONE_MORE, ALONE_MOST, SECOND_TIER, Experts, ModelSpec, touched_by_rank
 
 DENSE = 0.9
 """Of a pass's ``spread``: from here on nearly all experts of a layer are touched."""
@@ -22,13 +23,8 @@ coming layer's are fetched."""
 class Visit:
     """What a pass over some tokens asks of one MoE layer.
 
-    A pass touches u of E experts; one token uses k. Slots that keep q experts find this share of the touched ones, ``spread`` being s:
-
-        (1 - s) h(q) + s q / E,   s = (u - k) / (E - k)
-
-    h is the model's ``hit_rates``: earlier tokens predict one token's choice, and nothing predicts
-    all experts together. Slots find at most q experts. The share is linear between whole slots, and each slot finds at most as much as the
-    one before it.
+    Slots that keep q experts find the first q of :func:`touched_by_rank`, added up: of one token the share that ``hit_rates`` says. That is
+    linear between whole slots, and each slot finds at most as much as the one before it.
     """
 
     touched: float
@@ -73,9 +69,9 @@ class Visit:
 def visit(experts: Experts, tokens: int) -> Visit:
     """A pass over ``tokens`` tokens. O(experts), kept for the next time."""
     count, top_k = experts.count, experts.top_k
-    touched = round(touched_experts(experts, tokens), 6)
+    found = [0.0, *(round(found, 6) for found in accumulate(touched_by_rank(experts, tokens)))]
+    touched = found[-1]
     spread = (touched - top_k) / (count - top_k) if count > top_k else 1.0
-    found = [min(touched * ((1 - spread) * h + spread * n / count), n) for n, h in enumerate(experts.hit_rates)]
     ends = corners(found)
     lines = []
     for n0, n1 in zip(ends, ends[1:], strict=False):
@@ -86,11 +82,14 @@ def visit(experts: Experts, tokens: int) -> Visit:
 
 
 def _all_asked(experts: Experts, tokens: int, touched: float) -> float:
-    """How likely ``tokens`` tokens, each of whose experts are drawn evenly, touch :data:`ALL_ASKED` of them. By a normal law of the exact
-    mean and variance, which is off by 0.03 at most for 8 experts."""
+    """How likely ``tokens`` tokens touch :data:`ALL_ASKED` of a layer's experts: by a normal law, off by 0.03 at most.
+
+    Experts compete for a token's ``top_k`` places, so their number varies by less than if each were touched by itself; by as much less as
+    where all are drawn evenly."""
     count, k = experts.count, experts.top_k
     none, neither = (1 - k / count) ** tokens, ((1 - k / count) * max(0.0, 1 - k / max(1, count - 1))) ** tokens
-    variance = count * none * (1 - none) + count * (count - 1) * (neither - none**2)
+    even, apart = count * none * (1 - none), sum(odds * (1 - odds) for odds in touched_by_rank(experts, tokens))
+    variance = apart * (1 + count * (count - 1) * (neither - none**2) / even) if even > 1e-9 else 0.0
     least = math.ceil(ALL_ASKED * count)
     if variance < 1e-9:
         return float(touched >= least)
