@@ -224,8 +224,10 @@ class CardExperts:
         if far:
             self._dram.begun()
         asked = self._begin_beside(layer, routing, near)
-        elsewhere = {one.expert for one in asked} if asked else ()
-        near = [e for e in near if e not in elsewhere] if asked else near
+        if asked:
+            elsewhere = {one.expert for one in asked}
+            self._dram.set_aside(elsewhere)
+            near = [e for e in near if e not in elsewhere]
         coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))

@@ -141,6 +141,10 @@ class DramExperts:
             self._start_demanded(carrying)
             return here, [*coming, *seen.misses]
 
+    def set_aside(self, experts: Collection[int]) -> None:
+        """See :class:`penstock.planner.contract.experts.expert_cache.ExpertCache`."""
+        self._cache.set_aside(experts)
+
     def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
         return self._pool.carrier(calls)

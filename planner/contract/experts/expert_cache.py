@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple
 
@@ -125,6 +126,10 @@ class ExpertCache:
         """Of the layer visited last, experts that were kept and are about to be used."""
         self._late: list[int] = []
         """Those that were used and wait for one of them to go."""
+        self._aside: Collection[int] = ()
+        """Of the layer visited last, experts that do not pass through the tier above."""
+        self._first: Set[int] | None = None
+        """Of it, experts that go before all others; None until somebody asks."""
 
     @property
     def still(self) -> bool:
@@ -159,12 +164,16 @@ class ExpertCache:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
         hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
-        self._unused = set(hits)
+        self._unused, self._aside, self._first = set(hits), (), None
         if not passing:
             return Visit(tuple(hits), tuple(rest), ())
         dropped = [self._let_go(passing, layer, expert) for expert in [*passing] if expert not in rest]
         came = [e for e in rest if e in passing]
         return Visit((*came, *hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
+
+    def set_aside(self, experts: Collection[int]) -> None:
+        """Of the layer visited last, ``experts`` are computed where they lie in this tier: the one above does not get them."""
+        self._aside = experts
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
@@ -238,7 +247,7 @@ class ExpertCache:
         kept, passing = self._kept[layer], self._passing[layer]
         if ranks is not None:
             least = ranks.least(kept, expert)
-            if ranks.worth(least) >= ranks.worth(expert):
+            if (ranks.worth(least), -least) >= (ranks.worth(expert), -expert):
                 return self._let_go(passing, layer, expert)
             if least in self._unused:
                 self._late.append(expert)
@@ -257,16 +266,32 @@ class ExpertCache:
         return places.pop(expert)
 
     def _ranks(self, layer: int) -> _Ranks:
-        """Of the experts of the layer visited last. Those that the tier above keeps go first, but for the one that goes next there."""
+        """Of the experts of the layer visited last."""
         if self._worths is None:
             self._worths = self._worth.tolist()
-        above = self._above
-        if above is None:
-            return _Ranks(self._worths, frozenset())
-        first = {*above._kept[layer]}
+        if self._first is None:
+            self._first = self._first_of(layer)
+        return _Ranks(self._worths, self._first)
+
+    def _first_of(self, layer: int) -> Set[int]:
+        """Those that the tier above will keep behind this visit, but for the one that goes next there. It is the same whenever in the
+        visit it is asked: both tiers let go of slots as reads come, and decide alike in whatever order these do."""
+        above, judged = self._above, self._judged
+        if above is None or judged is None:
+            return frozenset()
+        first = above._kept_behind(layer, [expert for expert in judged.experts if expert not in self._aside])
         if self._quotas[layer] > above._quotas[layer] > 1:
-            first.discard(above._ranks(layer).least(above._kept[layer], -1))
-        return _Ranks(self._worths, first)
+            first.discard(above._ranks(layer).least(first, -1))
+        return first
+
+    def _kept_behind(self, layer: int, used: Sequence[int]) -> set[int]:
+        """What is kept once ``used`` of the layer visited last have been settled, of which some may have been by now."""
+        found = {*self._kept[layer], *used}
+        over = len(found) - self._quotas[layer]
+        if over > 0:
+            ranks = self._ranks(layer)
+            found.difference_update(nsmallest(over, found, key=lambda expert: (ranks.worth(expert), -expert)))
+        return found
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

@@ -111,6 +111,7 @@ class SimulatedExperts:
         rows = [int((routing.chosen == expert).any(1).sum()) for expert in near]
         queued = sum(coming.under_way for coming in card.coming.values()) / self._pieces
         taken = split.on_host(rows, queued * self._copy_s)
+        self.dram.cache.set_aside([near[at] for at in taken])
         for n, at in enumerate(taken):
             expert, seconds = near[at], split.host_s[rows[at] - 1] + (0.0 if n else split.hop_s)
             name = f"expert.{layer}.{expert}"

@@ -50,16 +50,20 @@ def tiers(vram: int, dram: int, seed: int, policy: Drawn) -> tuple[ExpertCache, 
     return above, ExpertCache(quotas[1], dram * len(LAYERS) + COUNT, COUNT, policy, above)
 
 
-def least_of_all(cache: ExpertCache, above: ExpertCache | None, below: ExpertCache | None, layer: int, worths: Sequence[float]) -> int:
-    """What ``cache`` lets go first: the lowest of (worth, -number) among those kept, as a list of all ranks says it."""
-    lost = below is not None and not below.still
-    ranks = [(worth * (ALONE_WORTH if lost and not below.keeps(layer, e) else 1.0), -e) for e, worth in enumerate(worths)]
-    if above is not None:
-        spare = least_of_all(above, None, cache, layer, worths) if cache._quotas[layer] > above._quotas[layer] > 1 else -1
-        for e in above._kept[layer]:
-            if e != spare:
-                ranks[e] = -math.inf, -e
-    return min(cache._kept[layer], key=ranks.__getitem__, default=-1)
+def ranks_above(above: ExpertCache, below: ExpertCache, layer: int, worths: Sequence[float]) -> list[tuple[float, int]]:
+    """(worth, -number) of each expert in the tier above, where what the tier below does not keep counts more often."""
+    lost = not below.still
+    return [(worth * (ALONE_WORTH if lost and not below.keeps(layer, e) else 1.0), -e) for e, worth in enumerate(worths)]
+
+
+def ranks_below(
+    above: ExpertCache, below: ExpertCache, layer: int, worths: Sequence[float], used: Sequence[int]
+) -> list[tuple[float, int]]:
+    """The same in the tier below: what the other one keeps behind a visit that has ``used`` experts goes first, but for its own least."""
+    own = ranks_above(above, below, layer, worths)
+    behind = sorted({*above._kept[layer], *used}, key=own.__getitem__, reverse=True)[: above._quotas[layer]]
+    spare = behind[-1] if behind and below._quotas[layer] > above._quotas[layer] > 1 else -1
+    return [(-math.inf if e in behind and e != spare else worth, -e) for e, worth in enumerate(worths)]
 
 
 @settings(deadline=None, max_examples=60)
@@ -77,15 +81,51 @@ def test_the_least_is_what_a_list_of_all_ranks_says_and_the_policy_is_shown_each
         below.judge(layer, routing)
         visits += 1
         worths = policy.worth(LAYERS.index(layer)).tolist()
-        for cache, over, under in ((card, None, below), (below, card, None)):
+        above, under = ranks_above(card, below, layer, worths), ranks_below(card, below, layer, worths, routing.experts)
+        for cache, ranks in ((card, above), (below, under)):
             if cache._kept[layer]:
-                assert cache._ranks(layer).least(cache._kept[layer], -1) == least_of_all(cache, over, under, layer, worths)
+                assert cache._ranks(layer).least(cache._kept[layer], -1) == min(cache._kept[layer], key=ranks.__getitem__)
         for cache, used, missed in ((card, routing.experts, near.misses), (below, near.misses, far.misses)):
             for expert in missed:
                 cache.take(layer, expert)
             for slot in cache.settle_all(layer, used):
                 cache.give_back(slot)
     assert len(policy.shown) == visits
+
+
+@settings(deadline=None, max_examples=100)
+@given(vram=st.integers(0, 4), dram=st.integers(0, 5), seed=st.integers(0, 10**6), aside=st.booleans())
+def test_both_tiers_keep_the_same_in_whatever_order_a_visits_experts_come(vram: int, dram: int, seed: int, aside: bool) -> None:
+    """Reads end in any order, and each lets go of slots in both tiers as it does. Some experts never pass through VRAM."""
+
+    def kept(order: int) -> list[list[set[int]]]:
+        draw, mixed = random.Random(seed), random.Random(order)
+        card, below = tiers(vram, dram, seed, Drawn(seed))
+        found = []
+        for k in range(24):
+            layer = LAYERS[k % len(LAYERS)]
+            routing = Routing(np.array([draw.sample(range(COUNT), draw.randint(TOP_K, 4))]), draw.random() < 0.2)
+            near = card.find(layer, routing.experts)
+            far = below.find(layer, near.misses)
+            elsewhere = {e for e in near.misses if e not in far.misses and draw.random() < 0.5} if aside else set()
+            below.set_aside(elsewhere)
+            card.judge(layer, routing)
+            below.judge(layer, routing)
+            used = mixed.sample(routing.experts, len(routing.experts))
+            for expert in used:
+                if expert in near.misses and expert not in elsewhere:
+                    card.take(layer, expert)
+                if expert in far.misses:
+                    below.take(layer, expert)
+            while used:
+                some = [used.pop() for _ in range(mixed.randint(1, len(used)))]
+                for cache, its in ((card, [e for e in some if e not in elsewhere]), (below, [e for e in some if e in near.misses])):
+                    for slot in cache.settle_all(layer, its):
+                        cache.give_back(slot)
+            found.append([{e for e in range(COUNT) if cache.keeps(layer, e)} for cache in (card, below)])
+        return found
+
+    assert kept(1) == kept(2) == kept(3)
 
 
 @given(vram=st.integers(0, EXPERTS.units), dram=st.integers(0, EXPERTS.units))
