@@ -181,10 +181,9 @@ def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Re
         card = CardExperts(room.on_card, [shared] * slots, host.vram_cache, host.dram, device, NoClock(), Ledger(), 32 << 20, 2)
         for arrival, _ in host.dram.preload(pool) if dram else ():
             arrival.wait()
+        card.keep_first()
         if dram:
             card.start()
-        else:
-            card.keep_first()
         gc.collect()
         gc.freeze()  # as a server does
         with closing(host.dram):
