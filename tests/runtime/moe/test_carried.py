@@ -89,9 +89,10 @@ def test_kernels_find_what_readers_copied_in_any_order(
 
 
 def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object], dict[str, int], int]:
-    """What the card gave and kept, visit by visit, what it counted, and the bytes that were booked."""
+    """What the card gave and kept, visit by visit, what it counted, and the bytes that were booked. Nothing is read ahead: reads that come
+    earlier or later would leave DRAM with other experts, and what DRAM keeps the card lets go first."""
     cache, given_ = cache_of(LEAST, seed), list[object]()
-    with dram_tier(layouts, LEAST, seed, cache, True) as below:
+    with dram_tier(layouts, LEAST, seed, cache, True, ahead=0) as below:
         card = card_tier(layouts, LEAST, below, cache, device)
         draw = np.random.default_rng(seed)
         for k in range(30):

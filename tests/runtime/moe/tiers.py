@@ -76,11 +76,11 @@ def value(layer: int, expert: int, tensor: int) -> float:
 
 
 @contextmanager
-def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, preload: bool) -> Iterator[DramExperts]:
+def dram_tier(layouts: dict, slots: int, seed: int, above: ExpertCache | None, preload: bool, ahead: int = 2) -> Iterator[DramExperts]:
     arena = Arena(slots * slot_bytes(layouts))
     arena.occupy(None)
     pool = ReadPool(2, ALIGN)
-    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed), Prefetch(2, LIKELY))
+    cache = ExpertCache(kept_slots(EXPERTS, slots), slots, COUNT, Whims(seed), above, FarWhims(seed), Prefetch(ahead, LIKELY))
     dram = DramExperts(layouts, arena, 0, cache, pool, 2 * ALIGN, 2)
     try:
         for arrival, _ in dram.preload(pool) if preload else ():
