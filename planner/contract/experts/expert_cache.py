@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
@@ -61,6 +61,10 @@ class _Ranks(NamedTuple):
 
     def worth(self, expert: int) -> float:
         return -math.inf if expert in self.first else self.worths[expert]
+
+    def place(self, expert: int) -> tuple[float, int]:
+        """What goes earlier has less."""
+        return self.worth(expert), -expert
 
     def least(self, kept: Collection[int], otherwise: int) -> int:
         """Of ``kept``, the one that goes first; to list all experts' ranks takes ten times as long."""
@@ -247,7 +251,7 @@ class ExpertCache:
         kept, passing = self._kept[layer], self._passing[layer]
         if ranks is not None:
             least = ranks.least(kept, expert)
-            if (ranks.worth(least), -least) >= (ranks.worth(expert), -expert):
+            if ranks.place(least) >= ranks.place(expert):
                 return self._let_go(passing, layer, expert)
             if least in self._unused:
                 self._late.append(expert)
@@ -289,8 +293,7 @@ class ExpertCache:
         found = {*self._kept[layer], *used}
         over = len(found) - self._quotas[layer]
         if over > 0:
-            ranks = self._ranks(layer)
-            found.difference_update(nsmallest(over, found, key=lambda expert: (ranks.worth(expert), -expert)))
+            found.difference_update(nsmallest(over, found, key=self._ranks(layer).place))
         return found
 
     def give_back(self, slot: int) -> None:
