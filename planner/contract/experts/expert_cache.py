@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import nsmallest
 from itertools import chain
 from typing import NamedTuple
 
@@ -132,7 +131,7 @@ class ExpertCache:
         """Those that were used and wait for one of them to go."""
         self._aside: Collection[int] = ()
         """Of the layer visited last, experts that do not pass through the tier above."""
-        self._first: Set[int] | None = None
+        self._first: set[int] | frozenset[int] | None = None
         """Of it, experts that go before all others; None until somebody asks."""
 
     @property
@@ -277,7 +276,7 @@ class ExpertCache:
             self._first = self._first_of(layer)
         return _Ranks(self._worths, self._first)
 
-    def _first_of(self, layer: int) -> Set[int]:
+    def _first_of(self, layer: int) -> set[int] | frozenset[int]:
         """Those that the tier above will keep behind this visit, but for the one that goes next there. It is the same whenever in the
         visit it is asked: both tiers let go of slots as reads come, and decide alike in whatever order these do."""
         above, judged = self._above, self._judged
@@ -293,7 +292,7 @@ class ExpertCache:
         found = {*self._kept[layer], *used}
         over = len(found) - self._quotas[layer]
         if over > 0:
-            found.difference_update(nsmallest(over, found, key=self._ranks(layer).place))
+            found.difference_update(sorted(found, key=self._ranks(layer).place)[:over])
         return found
 
     def give_back(self, slot: int) -> None:
