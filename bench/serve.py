@@ -19,7 +19,7 @@ fixed batch runs, `steps` how many steps of it and of each count of rows in the 
 has for a server that others wrote. Cases of one plan share one server; `crowd`, `idle` and as many clients of `closed` share one load. The
 checkpoint is made once under `work`, unless `checkpoint=DIR` names one; `host=true` lets the CPU compute beside the card, as plans may. The
 machine is probed once. `quick=true` leaves the CPU's products out of it. `profile=DIR` takes what was found by a command whose `work` that
-was. All rows of one VRAM in one command: `serve_whole` of bench/waiting.yaml.
+was. All rows of one VRAM in one command: `serve_whole_12` of bench/waiting.yaml.
 
 What a limit is made of is measured by the process that runs the fixed batch (bench/worker.py). Planned load is the highest Poisson rate
 that the simulator sustains, and it plays the very arrivals that the clients send. A pass's seconds are the server's own, of /metrics, told
