@@ -21,7 +21,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
+from penstock.planner.contract.prices.launches import MOST_COPIES, issue_s, pieces_issue_s, recorded_launch_s, step_issue_s
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.prices.stages import recorded_s
 from penstock.planner.contract.published.config_spec import spec_from_config
@@ -112,6 +112,20 @@ def test_who_waits_for_a_step_in_pieces_is_told_how_long():
     assert f"waits {show_seconds(waits_s)} of {show_seconds(plan.prediction.decode_s_per_token)}" in said and "8 pieces" in said
     assert any(c.note.endswith(f"{show_seconds(waits_s)} of it launching behind routers") for c in constraints(plan, ()))
     assert not list(_launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
+
+
+def test_a_host_that_launches_slowly_is_told_of_its_copies_where_it_hardly_launches():
+    """Of recorded steps alone; what is launched kernel by kernel takes as long as a launched layer says."""
+    m, slow = model(8, experts=4), replace(recording(machine()), layer_launch_s=1.3e-3)
+    known, quick = (replace(slow, gpu=replace(slow.gpu, copy_s=copy_s)) for copy_s in (8e-5, 1e-6))
+    assert recorded_launch_s(slow) == 1.3e-3 and recorded_launch_s(replace(slow, gpu=None)) == 1.3e-3
+    assert recorded_launch_s(known) == pytest.approx(MOST_COPIES * 8e-5) and recorded_launch_s(quick) < recorded_launch_s(known)
+    assert recorded_launch_s(replace(known, layer_launch_s=1e-4)) == 1e-4, "a host that launches quickly"
+    share = MOST_COPIES * 8e-5 / 1.3e-3
+    for told in (step_issue_s(known, m) / step_issue_s(slow, m), pieces_issue_s(known, m, 1) / pieces_issue_s(slow, m, 1)):
+        assert told == pytest.approx(share)
+    assert pieces_issue_s(known, m, 2) == pieces_issue_s(slow, m, 2), "experts of several tokens are launched"
+    assert issue_s(known, m, 1) == issue_s(slow, m, 1)
 
 
 @pytest.mark.parametrize(("layers", "measured_s"), [(2, 0.00154), (12, 0.00444)], ids=["all in VRAM", "nothing moved"])

@@ -113,6 +113,14 @@ class Operations:
 
 
 OPERATIONS = Operations()
+
+MOST_COPIES = 6.5
+"""Copies (``Gpu.copy_s``) that take the host as long as a layer's ``layer_launch_s``, at most, where steps are recorded.
+
+Hosts that launch slowly run recorded steps as others do: those take the interpreter and the driver's calls, and launch hardly anything. On
+H200s where a launched layer took 1.3 to 1.4 ms and a copy 76 to 82 us, steps of gpt-oss-120b were as if it took 0.47 and 0.56 ms (12 and 20
+layers, all experts in DRAM); predicted/measured 1.02 and 0.99 by this.
+"""
 _PRODUCTS = {UnitKind.attn: OPERATIONS.attention_products, UnitKind.ffn: OPERATIONS.mlp_products}
 
 
@@ -121,17 +129,23 @@ def are_grouped(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> boo
     return bool(hardware.gpu and tokens == 1 and all(unit.format.grouped for unit in model.of_kind(UnitKind.expert)))
 
 
+def recorded_launch_s(hardware: HardwareProfile) -> float:
+    """Host seconds by which operations of recorded steps are counted: ``layer_launch_s``, or less where copies say so."""
+    gpu = hardware.gpu
+    return min(hardware.layer_launch_s, MOST_COPIES * gpu.copy_s) if gpu and gpu.copy_s else hardware.layer_launch_s
+
+
 def copied_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
     """Host seconds before an expert's copy begins that a recorded step over ``tokens`` tokens misses; 0 where other launches hide them."""
     if model.experts is None or not can_record(hardware, model) or not are_tabled(model, tokens):
         return 0.0
-    return OPERATIONS.copied / OPERATIONS.dense(True) * hardware.layer_launch_s
+    return OPERATIONS.copied / OPERATIONS.dense(True) * recorded_launch_s(hardware)
 
 
 def asked_issue_s(hardware: HardwareProfile) -> float:
     """Host seconds by which a layer that reads experts from the SSD takes longer than they are in transit; 0 without a card, where compute
     goes on meanwhile."""
-    return OPERATIONS.asked / OPERATIONS.dense(True) * hardware.layer_launch_s if hardware.gpu else 0.0
+    return OPERATIONS.asked / OPERATIONS.dense(True) * recorded_launch_s(hardware) if hardware.gpu else 0.0
 
 
 def expert_launches(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
@@ -164,13 +178,14 @@ def pieces_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> 
     """Host seconds to launch all of a decode step that is recorded up to each layer's experts; 0 where it is recorded as a whole."""
     if model.experts is None:
         return 0.0
-    each = OPERATIONS.in_pieces(model.experts, tokens, are_tabled(model, tokens))
-    return len(model.experts.layers) * each / OPERATIONS.dense(True) * hardware.layer_launch_s
+    tabled = are_tabled(model, tokens)
+    each, launch_s = OPERATIONS.in_pieces(model.experts, tokens, tabled), recorded_launch_s(hardware) if tabled else hardware.layer_launch_s
+    return len(model.experts.layers) * each / OPERATIONS.dense(True) * launch_s
 
 
 def step_issue_s(hardware: HardwareProfile, model: ModelSpec) -> float:
     """Host seconds of a decode step that is recorded up to each layer's experts, beside its layers; nothing hides them."""
-    return OPERATIONS.step / OPERATIONS.dense(True) * hardware.layer_launch_s if model.experts else 0.0
+    return OPERATIONS.step / OPERATIONS.dense(True) * recorded_launch_s(hardware) if model.experts else 0.0
 
 
 def coded_issue_s(hardware: HardwareProfile, unit: UnitSpec) -> float:
