@@ -30,6 +30,7 @@ KEYS = ("work", "out", "cases", "model", "batch", "prompt", "resident", "streame
 PEER = """
 import json, sys, time, torch
 from transformers import AutoModelForCausalLM, DynamicCache
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.runtime.asked.prompts import random_ids
 path, batch, prompt, new, chunk = sys.argv[1], *map(int, sys.argv[2:6])
 torch.backends.cuda.enable_cudnn_sdp(False)
@@ -38,12 +39,12 @@ ids = torch.tensor(random_ids(batch, prompt, model.config.vocab_size, 0), device
 cache, steps, tokens = DynamicCache(config=model.config, offloading=True), [], []
 with torch.inference_mode():
     for start in range(0, prompt, chunk):
-        logits = model(ids[:, start:start + chunk], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = model(ids[:, start:start + chunk], use_cache=True, **{cache_name(model.forward): cache}, logits_to_keep=1).logits
     for _ in range(new):
         chosen = logits[:, -1].argmax(-1)
         tokens.append(chosen.tolist())
         begun = time.perf_counter()
-        logits = model(chosen[:, None], past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        logits = model(chosen[:, None], use_cache=True, **{cache_name(model.forward): cache}, logits_to_keep=1).logits
         logits[0, 0, 0].item()
         steps.append(time.perf_counter() - begun)
 print(json.dumps({"step_s": steps, "tokens": [list(t) for t in zip(*tokens)]}))

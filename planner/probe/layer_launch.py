@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.planner.probe.findings import Figure
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class TinyDecoder:
             for block in (layer.self_attn, layer.mlp):
                 block.register_forward_pre_hook(lambda *_: self._mark())
                 block.register_forward_hook(lambda *_: self._mark())
+        self._cache_name = cache_name(self._model.forward)
         ids = torch.ones(1, CACHED_TOKENS, dtype=torch.long, device=device)
         self._token, self._position = ids[:, :1], torch.full((1, 1), CACHED_TOKENS, device=device)
         with torch.inference_mode():
-            self._cache = self._model(input_ids=ids, use_cache=True).past_key_values
+            self._cache = self._model(input_ids=ids, use_cache=True)[self._cache_name]
 
     def _mark(self) -> None:
         if self._events:
@@ -56,7 +58,7 @@ class TinyDecoder:
 
     def step(self) -> torch.Tensor:
         """Issue all layers for one token -> [1, 1, HIDDEN]."""
-        out = self._model(input_ids=self._token, position_ids=self._position, past_key_values=self._cache, use_cache=True)
+        out = self._model(input_ids=self._token, position_ids=self._position, use_cache=True, **{self._cache_name: self._cache})
         return out.last_hidden_state
 
     def timed_step(self, synchronize: Callable[[], None]) -> float:

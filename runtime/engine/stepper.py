@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
 from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
@@ -78,7 +79,7 @@ class Stepper:
             self.attention = PagedAttention(model, device, pool, kernel, elsewhere)
             self._states = RowStates(model, pool)
             positions_by_row(model, lambda: pool.step)
-            self._cache = row_cache(model.config)
+            self._cached = {cache_name(model.forward): row_cache(model.config)}
         self.graphs: WholeSteps | None = None
         """What computes some steps as a whole; nothing until somebody says so."""
         self.watcher: Watcher | None = None
@@ -155,7 +156,7 @@ class Stepper:
             return self._alone.compute(self.pool.step, ids)
         # an index, not a count: the product of a slice of the prompt with the LM head would copy the head
         extra = {"logits_to_keep": wanted} if self._keeps else {}
-        out = self._model(input_ids=ids[None], position_ids=positions[None], past_key_values=self._cache, use_cache=True, **extra)
+        out = self._model(input_ids=ids[None], position_ids=positions[None], use_cache=True, **self._cached, **extra)
         return out.logits[0] if self._keeps else out.logits[0, wanted]
 
     def pretend(self, sequence: int, tokens: int) -> None:

@@ -52,8 +52,13 @@ def test_a_formula_counts_what_transformers_builds(tmp_path: Path, name: str) ->
     assert built["refused"] is None
     foretold = formula_tensors(small(name), 3)
     assert foretold is not None
-    shapes = {key: TensorInfo.of(tuple(shape), FORMATS[dtype]) for key, shape, dtype in built["tensors"]}
+    shapes = {key: TensorInfo.of(tuple(shape), FORMATS[as_stored(key, dtype)]) for key, shape, dtype in built["tensors"]}
     assert sizes(foretold) == sizes(shapes)
+
+
+def as_stored(key: str, dtype: str) -> str:
+    """`transformers` computes some routers in float32 from 5.24 on; files have them in BF16."""
+    return "BF16" if key.endswith(".mlp.gate.weight") else dtype
 
 
 def test_every_formula_is_tried() -> None:

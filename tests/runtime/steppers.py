@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.stepper import Stepper
@@ -40,6 +41,6 @@ class Alone:
         parts = []
         for row in step.rows:
             cache = self._caches.setdefault(row.sequence, DynamicCache(config=self._model.config))
-            out = self._model(input_ids=torch.tensor([row.tokens]), past_key_values=cache, use_cache=True)
+            out = self._model(input_ids=torch.tensor([row.tokens]), use_cache=True, **{cache_name(self._model.forward): cache})
             parts.append(out.logits[0, len(row.tokens) - row.wanted :])
         return torch.cat(parts)

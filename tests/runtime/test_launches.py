@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaModel, MixtralConfig, MixtralModel
 
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.prices.launches import OPERATIONS
@@ -63,9 +64,10 @@ def calls(layers: int, routed: bool, tokens: int, cached: int) -> int:
     model = model_of(layers, routed)
     ids, place = torch.arange(tokens)[None], torch.arange(cached, cached + tokens)[None]
     for _ in range(2):
-        cache = model(input_ids=torch.arange(cached)[None], use_cache=True).past_key_values if cached else None
+        name = cache_name(model.forward)
+        cache = model(input_ids=torch.arange(cached)[None], use_cache=True)[name] if cached else None
         with Counter() as counter:
-            model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
+            model(input_ids=ids, position_ids=place, use_cache=True, **{name: cache})
     return counter.calls
 
 

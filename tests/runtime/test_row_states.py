@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from penstock.runtime.kv.batch.row_states import STATE, RowByRow
+from penstock.planner.common.outside.cache_name import OLD
+from penstock.runtime.kv.batch.row_states import RowByRow
 from penstock.runtime.model.rows import Row, RowKind, Step
 from tests.runtime.steppers import Alone, unstreamed
 from tests.support import save_tiny
@@ -67,7 +68,7 @@ class Packed:
 
     def differs(self) -> list[int]:
         """The passes in which some row is not what its sequence gives alone."""
-        alone = {k: of(type(self.module)(), hidden, **{STATE: {}}) for k, hidden in self._inputs.items()}
+        alone = {k: of(type(self.module)(), hidden, **{OLD: {}}) for k, hidden in self._inputs.items()}
         found = []
         for number, self.step in enumerate(STEPS):
             hidden = torch.cat([self._inputs[r.sequence][:, r.start : r.end] for r in self.step.rows], 1)

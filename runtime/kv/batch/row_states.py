@@ -11,14 +11,11 @@ import torch
 from torch import nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from penstock.planner.common.outside.cache_name import NEW, OLD, cache_name
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import stateful, windows
 from penstock.runtime.kv.batch.row_parts import cut, joined, own_forward
 from penstock.runtime.model.rows import Row, Step
-
-STATE = "past_key_values"
-"""The argument by which a module is given the state that it reads and writes, where it was given no cache by another name."""
-
 
 _TRIED = 3
 """Tokens by which is found out how a module goes on from a state: few, since states decay."""
@@ -97,7 +94,7 @@ class RowByRow:
     def _call(self, state: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given = {name: state if isinstance(value, Cache) else value for name, value in kwargs.items()}
         if not any(isinstance(value, Cache) for value in (*args, *kwargs.values())):
-            given[STATE] = state
+            given[cache_name(self.inner)] = state
         return self.inner(*(state if isinstance(value, Cache) else value for value in args), **given)
 
 
@@ -128,11 +125,12 @@ class KeptInside:
         self._forward = own_forward(module)
         self._places = [(owner, name) for owner in module.modules() for name in vars(owner) if name.endswith(("_state", "_states"))]
 
-    def __call__(self, *args: Any, past_key_values: dict[int, Any], **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = next(kwargs.pop(name) for name in (NEW, OLD) if name in kwargs)
         for number, (owner, name) in enumerate(self._places):
-            setattr(owner, name, past_key_values.get(number))
+            setattr(owner, name, state.get(number))
         out = self._forward(*args, **kwargs)
-        past_key_values |= {number: getattr(owner, name) for number, (owner, name) in enumerate(self._places)}
+        state |= {number: getattr(owner, name) for number, (owner, name) in enumerate(self._places)}
         return out
 
 

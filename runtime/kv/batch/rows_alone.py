@@ -11,6 +11,7 @@ import torch
 from greenlet import getcurrent, greenlet
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from penstock.planner.common.outside.cache_name import cache_name
 from penstock.runtime.model.rows import Row, Step
 
 
@@ -49,7 +50,7 @@ class RowsAlone:
 
     def __init__(self, model: PreTrainedModel, gates: Gates | None = None):
         self._model, self._gates = model, gates
-        self._named = inspect.signature(model.forward).parameters
+        self._named, self._cache_name = inspect.signature(model.forward).parameters, cache_name(model.forward)
         self._restarts = keeps_its_own(model)
         """Its cache is gone on from by one token alone: several are computed with all before them."""
         self._held: dict[int, _Held] = {}
@@ -112,6 +113,6 @@ class RowsAlone:
                 cache, start, ids = self._fresh(), 0, held.ids
         known = {"logits_to_keep": max(1, row.wanted), "position_ids": torch.arange(start, row.end, device=ids.device)[None]}
         extra = {name: value for name, value in known.items() if name in self._named}
-        out = self._model(input_ids=ids[None], past_key_values=cache, use_cache=True, **extra)
-        self._held[row.sequence] = _Held(out.past_key_values, row.end, held.ids)
+        out = self._model(input_ids=ids[None], use_cache=True, **{self._cache_name: cache}, **extra)
+        self._held[row.sequence] = _Held(getattr(out, self._cache_name), row.end, held.ids)
         return out.logits[0, out.logits.shape[1] - row.wanted :]

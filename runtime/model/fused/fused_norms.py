@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from penstock.planner.common.outside.cache_name import NEW, OLD
 from penstock.runtime.formats.kernels.on_card import layer_kernels
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.model.fused.known_code import computes_as
@@ -21,7 +22,7 @@ def forward(self, hidden_states):
     return self.weight * hidden_states.to(input_dtype)
 """
 _LAYER = """
-def forward(self, hidden_states, {first}=None, position_ids=None, past_key_values=None, {last}**kwargs):
+def forward(self, hidden_states, {first}=None, position_ids=None, {cache}=None, {last}**kwargs):
     residual = hidden_states
     hidden_states = self.input_layernorm(hidden_states)
     hidden_states, _ = self.self_attn(hidden_states=hidden_states, {given}, **kwargs)
@@ -32,19 +33,22 @@ def forward(self, hidden_states, {first}=None, position_ids=None, past_key_value
     hidden_states = residual + hidden_states
     return hidden_states
 """
-_LAYERS = (
-    _LAYER.format(
-        first="attention_mask",
-        last="use_cache=False, position_embeddings=None, ",
-        given="attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values, use_cache=use_cache, "
-        "position_embeddings=position_embeddings",
-    ),
-    _LAYER.format(
-        first="position_embeddings=None, attention_mask",
-        last="",
-        given="position_embeddings=position_embeddings, attention_mask=attention_mask, position_ids=position_ids, "
-        "past_key_values=past_key_values",
-    ),
+_LAYERS = tuple(
+    _LAYER.format(first=first, cache=cache, last=last, given=given.format(cache=cache))
+    for cache in (OLD, NEW)
+    for first, last, given in (
+        (
+            "attention_mask",
+            "use_cache=False, position_embeddings=None, ",
+            "attention_mask=attention_mask, position_ids=position_ids, {cache}={cache}, use_cache=use_cache, "
+            "position_embeddings=position_embeddings",
+        ),
+        (
+            "position_embeddings=None, attention_mask",
+            "",
+            "position_embeddings=position_embeddings, attention_mask=attention_mask, position_ids=position_ids, {cache}={cache}",
+        ),
+    )
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -37,7 +38,7 @@ class FusedRotary:
 
     def convert(self, model: PreTrainedModel) -> None:
         for module in model.modules():
-            forward, home = type(module).forward, sys.modules[type(module).__module__]
+            forward, home = inspect.unwrap(type(module).forward), sys.modules[type(module).__module__]
             own, half = getattr(home, _NAME, None), getattr(home, "rotate_half", None)
             taken = "forward" in vars(module) or not isinstance(forward, FunctionType)
             if own is None or half is None or taken or _NAME not in forward.__code__.co_names:
