@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.deprecation import deprecate_kwarg
 
 from penstock.planner.contract.given.formats import FORMATS
 from penstock.runtime.formats.coding import Parts
@@ -22,7 +24,7 @@ from penstock.runtime.model.fused.fused_gates import FusedGates
 from penstock.runtime.model.fused.fused_norms import FusedNorms
 from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
-from penstock.runtime.model.fused.known_code import given_alike, reads_as
+from penstock.runtime.model.fused.known_code import given_alike, reads_as, undecorated
 
 LAYERS = 2
 IDS = torch.tensor([[5, 9, 31, 7]])
@@ -187,6 +189,19 @@ def test_what_was_made_for_one_tensor_is_given_for_no_other() -> None:
     q(x), q(other)
     assert torch.equal(k(x), F.linear(x, k.weight)) and torch.equal(k(other), F.linear(other, k.weight))
     assert torch.equal(k(other), F.linear(other, k.weight))
+
+
+def test_only_decorators_that_rename_arguments_are_seen_through() -> None:
+    def forward(hidden: torch.Tensor, given: int = 0) -> torch.Tensor:
+        return hidden + given
+
+    @wraps(forward)
+    def twice(*args: Any, **named: Any) -> torch.Tensor:
+        return forward(*args, **named) * 2
+
+    renames = deprecate_kwarg("old", version="99.0", new_name="given")
+    assert undecorated(forward) is undecorated(renames(forward)) is forward
+    assert undecorated(twice) is undecorated(renames(twice)) is twice
 
 
 def test_code_gives_layers_the_same_input_or_not() -> None:

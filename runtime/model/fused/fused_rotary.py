@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
-from penstock.runtime.model.fused.known_code import reads_as
+from penstock.runtime.model.fused.known_code import reads_as, undecorated
 
 _NAME = "apply_rotary_pos_emb"
 _ROTARY = """
@@ -38,7 +37,7 @@ class FusedRotary:
 
     def convert(self, model: PreTrainedModel) -> None:
         for module in model.modules():
-            forward, home = inspect.unwrap(type(module).forward), sys.modules[type(module).__module__]
+            forward, home = undecorated(type(module).forward), sys.modules[type(module).__module__]
             own, half = getattr(home, _NAME, None), getattr(home, "rotate_half", None)
             taken = "forward" in vars(module) or not isinstance(forward, FunctionType)
             if own is None or half is None or taken or _NAME not in forward.__code__.co_names:

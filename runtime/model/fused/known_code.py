@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+_RENAMES = "transformers.utils.deprecation"
+
 
 def computes_as(module: nn.Module, text: str) -> bool:
     """Whether ``module`` computes by the code of ``text``: its class does, and nobody gave it a forward of its own."""
@@ -41,6 +43,13 @@ def given_alike(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
             given.append((node.func.attr, ast.unparse(node.args[0]) if mine and isinstance(node.args[0], ast.Name) else ""))
     inputs = {argument for _, argument in given}
     return sorted(name for name, _ in given) == sorted(names) and len(inputs) == 1 and "" not in inputs and not inputs & stored
+
+
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` behind decorators of `transformers` that give old names of arguments their new ones, and nothing else."""
+    while getattr(function, "__globals__", {}).get("__name__") == _RENAMES and hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
 
 
 @cache
