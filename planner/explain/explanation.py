@@ -10,9 +10,10 @@ from typing import Any
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.recording import hops_launched, launched_because
+from penstock.planner.contract.decided.recording import are_tabled, hops_launched, launched_because
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import broken_in
+from penstock.planner.contract.prices.launches import recorded_launch_s
 from penstock.planner.explain.constraints import Constraint, constraints, launched_pieces_s, launches_bind
 from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
@@ -162,10 +163,12 @@ def _launched(plan: Plan) -> Iterator[str]:
         yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
     pieces_s, step_s = launched_pieces_s(plan), plan.prediction.decode_s_per_token
     if plan.model.experts and pieces_s > NOTICEABLE * step_s:
-        pieces = len(plan.model.experts.layers)
+        pieces, hardware = len(plan.model.experts.layers), plan.hardware
+        by_copies = are_tabled(plan.model, plan.decisions.batch) and recorded_launch_s(hardware) < hardware.layer_launch_s
         yield (
             f"Decode waits {show_seconds(pieces_s)} of {show_seconds(step_s)} for the host to launch {pieces} pieces"
-            " (hardware.layer_launch_s): a step is recorded up to each layer's router, whose choice the host reads back."
+            f" (hardware.{'gpu.copy_s' if by_copies else 'layer_launch_s'}): a step is recorded up to each layer's router, whose choice the"
+            " host reads back."
         )
 
 

@@ -111,6 +111,10 @@ def test_who_waits_for_a_step_in_pieces_is_told_how_long():
     (said,) = _launched(plan)
     assert f"waits {show_seconds(waits_s)} of {show_seconds(plan.prediction.decode_s_per_token)}" in said and "8 pieces" in said
     assert any(c.note.endswith(f"{show_seconds(waits_s)} of it launching behind routers") for c in constraints(plan, ()))
+    assert "hardware.layer_launch_s" in said
+    assert hardware.gpu is not None
+    copies = replace(plan, hardware=replace(hardware, gpu=replace(hardware.gpu, copy_s=0.9 * hardware.layer_launch_s / MOST_COPIES)))
+    assert "hardware.gpu.copy_s" in next(_launched(copies))
     assert not list(_launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
 
 

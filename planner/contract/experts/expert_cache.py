@@ -87,10 +87,10 @@ class ExpertCache:
     through a transit slot stays in that slot. An evicted expert gives its slot once it was used itself; nobody gets the slot before
     :meth:`give_back`.
 
-    Experts that the tier ``above`` keeps are evicted here first. If this tier has more slots a layer, it spares the one that ``above`` will
-    evict next: else both tiers would lose it. ``above`` in turn counts an expert that this tier does not keep :data:`ALONE_WORTH` times: it
-    would have to be read again. Let S < L be the slots a layer of both tiers. Together they miss no more than one tier of L + S / 2 slots
-    (tests/planner/test_routing_hits.py).
+    Experts that the tier ``above`` will keep behind a visit are evicted here first. If this tier has more slots a layer, it spares the one
+    that ``above`` will evict next: else both tiers would lose it. ``above`` in turn counts an expert that this tier does not keep
+    :data:`ALONE_WORTH` times: it would have to be read again. Let S < L be the slots a layer of both tiers. Together they miss no more
+    than one tier of L + S / 2 slots (tests/planner/test_routing_hits.py).
     """
 
     def __init__(
