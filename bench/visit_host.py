@@ -1,13 +1,15 @@
 """What a layer's visit to its routed experts costs the thread that launches kernels, beside a card that does nothing.
 
-    python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8] [cases=vram,dram,ssd,first,ssd_python,busy,busy_python]
+    python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8] [cold=4MiB]
+        [cases=vram,dram,ssd,first,ssd_python,busy,busy_python]
     python bench/visit_host.py work=DIR layers=3 hidden=2880 block=1MiB tokens=40 warm=5 cases=vram,first
 
 gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for a fifth of them in VRAM. With `hidden`
 they have their whole size, 1.7 GB a layer, of which `ssd` and `first` keep half in DRAM and `dram` all: what is read then drives the
 interpreter out of the caches, and visits take twice as long. A real file is read with O_DIRECT. Routers are drawn: some experts are
 likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations, and `OPERATIONS` come between two visits; each
-of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's that queues a copy.
+of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's. Between two visits
+`cold` bytes are read, as a host reads others between two layers: visits take two to three times as long then.
 
 Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; `first`, the same while all that is read comes for
 the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then `busy`, all in VRAM
@@ -107,6 +109,10 @@ class IdleCard:
         return 0.0
 
     def compute_event(self) -> float:
+        self._copy(0, 0, 0, None)
+        return 0.0
+
+    def idle_point(self) -> float:
         return 0.0
 
     def copy_waits(self, event: float) -> None: ...
@@ -125,18 +131,25 @@ class IdleCard:
 class NoClock:
     def pause(self) -> None: ...
 
+    def idle(self) -> None: ...
+
     def resume(self, arrival: Event | None = None) -> None: ...
 
 
 class Launches:
-    """What a layer computes."""
+    """What a layer computes, and what drives the interpreter out of the caches."""
 
-    def __init__(self) -> None:
+    def __init__(self, cold_bytes: int) -> None:
         self._row = torch.ones(64)
+        self._others = np.ones(max(8, cold_bytes) // 8)
 
     def __call__(self, operations: int) -> None:
         for _ in range(operations):
             self._row.mul_(1.0)
+
+    def forget(self) -> None:
+        """What the caches hold is something else's."""
+        self._others.sum()
 
 
 def routings(layers: int, count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
@@ -190,9 +203,9 @@ def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Re
             yield card, room, pool
 
 
-def measured(cases: Mapping[str, Tiers], tokens: int, warm: int) -> dict[str, dict[str, float]]:
+def measured(cases: Mapping[str, Tiers], tokens: int, warm: int, cold_bytes: int) -> dict[str, dict[str, float]]:
     """Of ``tokens`` tokens behind ``warm``, which the cases take in turns."""
-    launch, nothing = Launches(), torch.zeros(1)
+    launch, nothing = Launches(cold_bytes), torch.zeros(1)
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
     before = dict.fromkeys(cases, (0, 0))
     cpu, wall = time.thread_time, time.perf_counter
@@ -203,8 +216,10 @@ def measured(cases: Mapping[str, Tiers], tokens: int, warm: int) -> dict[str, di
                 rows[name].clear()
                 before[name] = card.stats.misses, card._dram.stats.misses
             for layer, routing in zip(experts.layers, token, strict=True):
+                launch.forget()
                 cpu_0, wall_0 = cpu(), wall()
-                for _ in card.groups(layer, routing):
+                for group in card.groups(layer, routing):
+                    group.come()
                     launch(LAUNCHES)
                 cpu_1, wall_1 = cpu(), wall()
                 card.route(nothing, nothing)
@@ -258,7 +273,7 @@ def reading(pool: ReadPool, room: ExpertRoom) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    given = given_of(arguments, ("work", "tokens", "warm", "threads", "layers", "hidden", "block", "cases"))
+    given = given_of(arguments, ("work", "tokens", "warm", "threads", "layers", "hidden", "block", "cases", "cold"))
     work = Path(given.get("work", "bench-work")).resolve()
     shape = {"layers": given.get("layers", "12"), "hidden": given.get("hidden", "352"), "vocab": "1024"}
     checkpoint = work / f"visit-host-{shape['layers']}-{shape['hidden']}"
@@ -279,13 +294,14 @@ def main(arguments: Sequence[str]) -> None:
         how = ways["_python" if name.endswith("_python") else ""]
         return opened(skeleton, checkpoint, vram, dram, reads, name == "first", how)
 
+    cold_bytes = parse_bytes(given.get("cold", "0")) or 0
     cases = given.get("cases", ",".join((*slots, *BUSY))).split(",")
     with ExitStack() as stack:
         taken = {name: stack.enter_context(tiers(*held, name)) for name, held in slots.items() if name in cases}
-        table = measured(taken, tokens, warm) if taken else {}
+        table = measured(taken, tokens, warm, cold_bytes) if taken else {}
     for name in (name for name in BUSY if name in cases):
         with tiers(units, 0, name) as made, reading(made[2], made[1]):
-            table |= measured({name: made}, tokens, warm)
+            table |= measured({name: made}, tokens, warm, cold_bytes)
     for name, found in table.items():
         print(f"{name:12}", " ".join(f"{key} {value}" for key, value in found.items() if not key.endswith("_median")), flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": table}))

@@ -254,6 +254,9 @@ class HostCopier:
     def compute_event(self) -> float:
         return time.perf_counter()
 
+    def idle_point(self) -> float:
+        return time.perf_counter()
+
     def copy_waits(self, event: float) -> None:
         pass
 

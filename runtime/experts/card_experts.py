@@ -15,11 +15,12 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
 from penstock.runtime.experts.carried_experts import CarriedExperts
 from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import ExpertCopies, Pieces, Wanted
+from penstock.runtime.experts.expert_copies import MOST_UNBOOKED, ExpertCopies, Pieces, Wanted
 from penstock.runtime.experts.expert_fetch import Carrying, Key
 from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.experts.products.expert_table import Lies
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.experts.visit_misses import Ahead, Misses
 from penstock.runtime.memory.device import CopyDevice, Event
@@ -105,7 +106,8 @@ class CardExperts:
         return places
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it."""
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it. Meanwhile tensors are laid over all slots,
+        some 60 us each: a step would wait for it."""
         held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
         self._copies.lies_in(slot for slot in held.values() if slot is not None)
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
@@ -113,6 +115,8 @@ class CardExperts:
             if slot is not None:
                 over = self._copy([self._whole(key, slot)])
         self._carried.prepare()
+        for slot, buffer in enumerate(self._copies.slots):
+            Lies.of(self._views.of(next(iter(self._layouts)), slot, buffer))
         if over is not None:
             self._device.host_waits(over)
 
@@ -150,11 +154,24 @@ class CardExperts:
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         """As many together as there are slots for: those that were here, those that come from DRAM, and those from the SSD: each further
-        group takes the host as long to launch as the first. What the CPU computes comes with the last."""
+        group takes the host as long to launch as the first. What the CPU computes comes with the last.
+
+        Where all have slots, and readers copy what the SSD brings, they are one group before that has come: the host prepares their launch
+        while the drive reads.
+        """
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
         came: list[int] = []
-        if coming.near or coming.far:
-            self._decide(layer, coming, routing)
+        if not coming.near and coming.far.keys() <= coming.carried.keys():
+            came = [*coming.started, *coming.far]
+            if coming.far and (self._cache.looks_ahead or self._dram.looks_ahead):
+                self._decide(layer, coming, routing)
+            slots, arrived = self._placed(layer, (*here, *came))
+            yield self._group(arrived, coming.asked, partial(self._come, layer, coming, slots, len(here)))
+            assert not coming.far, "whoever computes with a group has it come"
+            self._copies.left(slots)
+            self._behind = partial(self._end, layer, coming, routing, here, came)
+            return
+        self._decide(layer, coming, routing)
         while here or coming.near or coming.started or coming.far:
             self._go_on(layer, coming, routing)
             came = [*coming.started]
@@ -169,13 +186,26 @@ class CardExperts:
                 break
             self._let_go(layer, here, came)
             here = came = []
-        else:
-            yield self._group((), coming.asked)
         self._behind = partial(self._end, layer, coming, routing, here, came)
 
-    def _group(self, arrived: Sequence[Arrived], asked: Sequence[Asked]) -> Group:
+    def _group(self, arrived: Sequence[Arrived], asked: Sequence[Asked], come: Callable[[], object] = tuple) -> Group:
         beside = self._beside
-        return Group(arrived) if beside is None or not asked else Group(arrived, len(asked), partial(beside.made, asked))
+        return Group(arrived, len(asked), partial(beside.made, asked) if beside is not None and asked else tuple, come)
+
+    def _come(self, layer: int, coming: Misses, slots: Sequence[int], here: int) -> None:
+        """All of a visit's experts, which have ``slots``, the first of them ``here``: kernels issued from now on find them."""
+        if coming.far:
+            self._clock.idle()
+            self._all_came(layer, coming)
+        self._arrive(slots, here, self._clock.idle)
+
+    def _all_came(self, layer: int, coming: Misses) -> list[int]:
+        """Wait for all that readers bring of the SSD, and have to copy."""
+        came = [*coming.far]
+        self._dram.all_parts(layer, coming.far, self._meanwhile)
+        coming.far.clear()
+        self._carried.all_came(layer, {expert: coming.carried[expert] for expert in came})
+        return came
 
     def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
         """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""
@@ -183,7 +213,8 @@ class CardExperts:
             self._decide(layer, coming, routing)
         self._let_go(layer, here, came)
         self._dram.release(layer, [one.expert for one in coming.asked])
-        self._copies.settle()
+        if self._copies.unbooked >= MOST_UNBOOKED or self._cache.is_last(layer):
+            self._copies.settle()
 
     def _brought(self, layer: int, coming: Misses, others: bool) -> list[int]:
         """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
@@ -191,11 +222,7 @@ class CardExperts:
         came: list[int] = []
         if not coming.near and coming.far.keys() <= coming.carried.keys():
             self._clock.pause()
-            self._dram.all_parts(layer, coming.far, self._meanwhile)
-            came = [*coming.far]
-            coming.far.clear()
-            self._carried.all_came(layer, {expert: coming.carried[expert] for expert in came})
-            return came
+            return self._all_came(layer, coming)
         placeless = [expert for expert in coming.far if self._cache.slot(layer, expert) is None]
         together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
         if together:
@@ -207,8 +234,10 @@ class CardExperts:
         return came
 
     def _begin(self, layer: int, routing: Routing, at_once: int) -> tuple[Sequence[int], Misses]:
-        """Queue what is missing. Returns what is here, first what needs no more copies, and what is not."""
+        """Queue what is missing. Returns what is here, first what needs no more copies, and what is not. The router's choice was read back:
+        whatever was computed with slots is over."""
         self.catch_up()
+        self._copies.computed()
         self._wanted = None
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
@@ -298,16 +327,24 @@ class CardExperts:
     def _ready(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> tuple[Sequence[int], Sequence[Arrived]]:
         """Slots of experts that were ``here`` and that ``came`` just now, and they, for kernels issued from now on: these wait until all
         have arrived. Of what came nobody asks whether it has: the answer takes the host longer than to have the card wait."""
-        slots, late = self._cache.slots(layer, (*here, *came)), None
-        before = [arrival for arrival in self._copies.arrivals(slots[: len(here)]) if not self._device.done(arrival)]
-        for arrival in (*before, *self._copies.arrivals(slots[len(here) :])):
+        slots, arrived = self._placed(layer, (*here, *came))
+        self._arrive(slots, len(here), self._clock.pause)
+        return slots, arrived
+
+    def _arrive(self, slots: Sequence[int], here: int, pause: Callable[[], None]) -> None:
+        late = None
+        before = [arrival for arrival in self._copies.arrivals(slots[:here]) if not self._device.done(arrival)]
+        for arrival in (*before, *self._copies.arrivals(slots[here:])):
             if late is None:
-                self._clock.pause()
+                pause()
             self._device.compute_waits(arrival)
             late = arrival
         self._clock.resume(late)
-        views, buffers = self._views.of, self._copies.slots
-        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip((*here, *came), slots, strict=True)]
+
+    def _placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[Arrived]]:
+        """The slots of ``experts``, and they as kernels find them there."""
+        slots, views, buffers = self._cache.slots(layer, experts), self._views.of, self._copies.slots
+        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
 
     def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
         """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""

@@ -79,7 +79,7 @@ class CarriedExperts:
         if carrier is None or not device.in_one_piece(source):
             return None
         slot, order = take(*key), self._order_of(key)
-        self._copies.make_way(slot)
+        self._copies.make_way((slot,))
         points = [device.event_ahead() for _ in order.parts]
         carry = carrier.carry(order, self._copies.begins[slot], [handle for _, handle in points])
         self._begun[key[1]] = Carried(slot, dram_slot, carry, [event for event, _ in points])

@@ -82,8 +82,11 @@ class DramExperts:
 
     def preload(self, source: Reads) -> list[tuple[Arrival, int]]:
         """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert. Meanwhile all reads that may be asked
-        for are prepared, some 30 us each: a step would wait for it."""
+        for are prepared, some 30 us each, and all slots, 7 us each: a step would wait for it."""
         under_way = []
+        for slot in range(self._cache.free):
+            self._buffer(slot)
+            self._view(slot)
         for (layer, expert), layout in self._layouts.items():
             slot = self._cache.keep(layer, expert)
             if slot is not None:
@@ -98,6 +101,11 @@ class DramExperts:
     def still(self) -> bool:
         """Whether all experts lie here and stay."""
         return self._cache.still
+
+    @property
+    def looks_ahead(self) -> bool:
+        """See :class:`penstock.planner.contract.experts.expert_cache.ExpertCache`."""
+        return self._cache.looks_ahead
 
     @property
     def keys(self) -> Sequence[Key]:

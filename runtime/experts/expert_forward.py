@@ -38,8 +38,9 @@ Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
 Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
-Recorded = Callable[[Sequence[Parameters | Made]], torch.Tensor | None]
-"""All of a token's experts, in its router's order -> [1, hidden], weighted and summed by a recorded launch; None where it cannot."""
+Recorded = Callable[[Sequence[Parameters | Made], Callable[[], object]], torch.Tensor | None]
+"""All of a token's experts, in its router's order -> [1, hidden], weighted and summed by a recorded launch; None where it cannot. It calls
+:attr:`Group.come` just before."""
 
 
 class Group(NamedTuple):
@@ -50,6 +51,8 @@ class Group(NamedTuple):
     """Those that are computed elsewhere."""
     made: Callable[[], Sequence[Made]] = tuple
     """These, for kernels issued from the call on, which wait for all of them."""
+    come: Callable[[], object] = tuple
+    """Kernels that are issued from the call on find ``arrived``. The host may have to wait for the SSD."""
 
 
 class Tabled(NamedTuple):
@@ -197,12 +200,13 @@ class LayerExperts:
         place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
         rows: list[torch.Tensor] = [hidden] * len(place)
         whole = done = None
-        for arrived, others, made in self._source.groups(self.layer, routing):
+        for arrived, others, made, come in self._source.groups(self.layer, routing):
             if recorded is not None and len(arrived) + others == len(place):
                 experts: dict[int, Parameters | Made] = {**dict(arrived), **{one.expert: one for one in made()}}
-                done = recorded([experts[expert] for expert in place])
+                done = recorded([experts[expert] for expert in place], come)
                 if done is not None:
                     continue
+            come()
             if arrived:
                 taken = sorted(arrived, key=lambda one: place[one[0]])
                 found = self._rows(hidden, [expert for _, expert in taken])

@@ -22,6 +22,9 @@ class ComputeClock(Protocol):
 
     def pause(self) -> None: ...
 
+    def idle(self) -> None:
+        """In place of ``pause`` where nothing is being computed: all that was issued is over."""
+
     def resume(self, arrival: Event | None = None) -> None: ...
 
 

@@ -55,6 +55,29 @@ class CardEvent:
         return float(self._driver.elapsed_time(driver)) / 1e3
 
 
+class HostPoint:
+    """A point at which a stream had nothing to do, by the host's clock: the driver is not asked for an event. ``at_s``: seconds behind the
+    event from which the others are counted."""
+
+    __slots__ = ("_at_s",)
+
+    def __init__(self, at_s: float):
+        self._at_s = at_s
+
+    def before(self, stream: Any) -> None:
+        """It has happened."""
+
+    def wait(self) -> None:
+        """It has happened."""
+
+    def done(self) -> bool:
+        return True
+
+    def seconds_after(self, begin: CardEvent) -> float:
+        """From the event that ``at_s`` is counted from."""
+        return self._at_s
+
+
 class CardEvents:
     """Makes the points of one card, from any thread. There are as many of the driver's events as points are held at once."""
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, DriverCalls, wait_for_value
-from penstock.runtime.memory.card_events import CardEvent, CardEvents
+from penstock.runtime.memory.card_events import CardEvent, CardEvents, HostPoint
 from penstock.runtime.memory.pieces import Segment
 
 _MAPPED = 2  # cudaHostRegisterMapped: kernels may read it in place
@@ -75,6 +75,9 @@ class CopyDevice(Protocol):
 
     def compute_event(self) -> Event:
         """The point in the compute stream after everything issued so far."""
+
+    def idle_point(self) -> Event:
+        """The same where all of it is over, as far as the host knows: the driver is not asked."""
 
     def copy_waits(self, event: Event) -> None:
         """Copies queued from now on begin after ``event``."""
@@ -188,25 +191,28 @@ class CudaDevice:
     def compute_event(self) -> CardEvent:
         return self.events.record(self._compute)
 
-    def copy_waits(self, event: CardEvent) -> None:
+    def idle_point(self) -> HostPoint:
+        return HostPoint(time.perf_counter() - self._base_s)
+
+    def copy_waits(self, event: CardEvent | HostPoint) -> None:
         event.before(self.copies)
 
-    def compute_waits(self, event: CardEvent) -> None:
+    def compute_waits(self, event: CardEvent | HostPoint) -> None:
         event.before(self._compute)
 
     def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
         wait_for_value(self._compute.cuda_stream, flag.data_ptr(), value)
 
-    def host_waits(self, event: CardEvent) -> None:
+    def host_waits(self, event: CardEvent | HostPoint) -> None:
         event.wait()
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(_HostBytes(host), device=self.device)
 
-    def done(self, event: CardEvent) -> bool:
+    def done(self, event: CardEvent | HostPoint) -> bool:
         return event.done()
 
-    def time_of(self, event: CardEvent) -> float:
+    def time_of(self, event: CardEvent | HostPoint) -> float:
         return self._base_s + event.seconds_after(self._base)
 
     def time_of_driver(self, event: torch.cuda.Event) -> float:

@@ -17,6 +17,9 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.store.base import TensorLayout
 
+MOST_UNBOOKED = 256
+"""Units whose kernels wait to be booked: to book many at once takes the host a fraction of what it takes to book each with cold caches."""
+
 
 class HostStream:
     """Two tiers: a unit's parameters are views of its DRAM slot. Whatever a pass does that is not waiting counts as computing, of the unit
@@ -52,6 +55,10 @@ class HostStream:
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived."""
         self._computed(self._ledger.now())
+
+    def idle(self) -> None:
+        """The same where nothing is being computed."""
+        self.pause()
 
     def resume(self, arrival: Event | None = None) -> None:
         self._waited(self._ledger.now())
@@ -131,9 +138,16 @@ class RingStream:
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
         does not already."""
+        self._pause(self._device.compute_event)
+
+    def idle(self) -> None:
+        """The same where nothing is being computed: all that was issued is over."""
+        self._pause(self._device.idle_point)
+
+    def _pause(self, point: Callable[[], Event]) -> None:
         if not self._paused and self._unit is not None:
             self._paused = True
-            self._timing.append(_Timed(self._unit, self._begun_at, self._arrivals[self._unit], self._device.compute_event()))
+            self._timing.append(_Timed(self._unit, self._begun_at, self._arrivals[self._unit], point()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """Where it was paused: what is computed from now on waits for ``arrival``."""
@@ -145,20 +159,20 @@ class RingStream:
         if unit in self._layouts:
             self._ring.leave(unit, end)
         self._timing.append(_Timed(unit, self._begun_at, self._arrivals.pop(unit), end))
-        self._book(2)
+        if len(self._timing) >= MOST_UNBOOKED:
+            self.settle()
 
     def end_pass(self) -> None:
         """What comes behind the last unit: a head that lies on the device."""
         self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, self._device.compute_event()))
+        self.settle()
 
     def settle(self) -> None:
         """Book all kernels that have finished; never blocks."""
-        self._book(len(self._timing))
-
-    def _book(self, most: int) -> None:
-        for _ in range(most):
-            if not self._timing or not self._device.done(self._timing[0].end):
-                return
+        over = len(self._timing)
+        while over and not self._device.done(self._timing[over - 1].end):
+            over -= 1
+        for _ in range(over):  # what comes before what is over is over, too
             timed = self._timing.popleft()
             end_s = self._device.time_of(timed.end)
             since_s = min(max(self._idle_since, timed.begun_s), end_s)

@@ -127,12 +127,15 @@ class PieceSteps:
         self.steps += 1
         return self._logits.clone()
 
-    def _launched(self, pieces: Pieces, cut: _Cut, found: Tabled, experts: Sequence[Parameters | Made]) -> torch.Tensor | None:
+    def _launched(
+        self, pieces: Pieces, cut: _Cut, found: Tabled, experts: Sequence[Parameters | Made], come: Callable[[], object]
+    ) -> torch.Tensor | None:
         """What :data:`penstock.runtime.experts.expert_forward.Recorded` says. The card has read the table of the step before: it chose this
         step's experts since."""
         assert found.results is not None or not any(isinstance(one, Made) for one in experts), "rows are recorded where some are made"
         if not found.table.fill([one.at if isinstance(one, Made) else one for one in experts]):
             return None
+        come()
         pieces.launch(cut.number + 1)
         self.visits += 1
         return cut.made

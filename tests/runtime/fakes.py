@@ -122,6 +122,9 @@ class FakeDevice:
     def compute_event(self) -> FakeEvent:
         return self._record("compute")
 
+    def idle_point(self) -> FakeEvent:
+        return FakeEvent(self.clock)
+
     def copy_waits(self, event: FakeEvent) -> None:
         self._queues["copies"].append(_Wait(event))
 
@@ -151,6 +154,11 @@ class FakeDevice:
     def enabled(self) -> list[str]:
         """Streams whose next piece of work can be done now."""
         return [name for name, queue in self._queues.items() if queue and not (isinstance(queue[0], _Wait) and queue[0].event.at is None)]
+
+    def finish(self, stream: str, choose: Callable[[Sequence[str]], str] = lambda enabled: enabled[0]) -> None:
+        """All that ``stream`` was given is done, and of the others what it waits for, or more."""
+        while self._queues[stream]:
+            self.advance(choose(self.enabled()))
 
     def advance(self, stream: str) -> None:
         """Do one piece of ``stream``'s work."""

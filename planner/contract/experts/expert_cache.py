@@ -149,6 +149,11 @@ class ExpertCache:
         """Whether one more expert may be fetched ahead: a demand then still finds a slot that no layer is about to keep."""
         return len(self._free) > (0 if self._whole else self._vacant + 1)
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether experts may be fetched that no router has asked for, of layers whose experts are not all used."""
+        return self._ahead.most > 0
+
     def slot(self, layer: int, expert: int) -> int | None:
         """Where ``expert`` lies, or is on its way to; None when it is not held."""
         kept = self._kept[layer].get(expert)

@@ -24,7 +24,7 @@ from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.native.readers_library import readers_file
 from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
-from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, card_tier, check, compute_in_any_order, dram_tier
+from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, arrivals, card_tier, check, compute_in_any_order, dram_tier
 from tests.runtime.test_native_readers import Held
 from tests.support import COPY, ENTER, RECORD
 
@@ -97,7 +97,7 @@ def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object],
         draw = np.random.default_rng(seed)
         for k in range(30):
             layer, routing = LAYERS[k % len(LAYERS)], Routing(draw.permutation(COUNT)[None, :2], prompt=False)
-            given_.append(sorted(expert for group in card.groups(layer, routing) for expert, _ in group.arrived))
+            given_.append(sorted(expert for expert, _ in arrivals(card, layer, routing, together=True)))
             card.catch_up()
             given_.append(sorted(e for e in range(COUNT) if cache.keeps(layer, e)))
             while device.enabled():
@@ -127,7 +127,7 @@ def test_a_copy_that_the_driver_refuses_fails_the_visit_in_words(layouts: dict) 
         card.start()
         device.refuses = 700
         with pytest.raises(RuntimeError, match="CUDA error: to queue a copy of what was read returned 700"):
-            list(card.groups(1, missing(card, 1)))
+            list(arrivals(card, 1, missing(card, 1), together=True))
 
 
 def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict) -> None:
@@ -147,12 +147,12 @@ def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict) -> Non
             return take(most_s, least)
 
         below._inbox.take = taken  # type: ignore[method-assign]
-        (group,) = card.groups(1, routing)
+        arrived = list(arrivals(card, 1, routing, together=True))
         assert waits[0] == len(routing.experts) == 2 and len(waits) <= 2
         while device.enabled():
             device.advance(device.enabled()[0])
-        for arrived in group.arrived:
-            check(1, *arrived)
+        for one in arrived:
+            check(1, *one)
 
 
 def test_nothing_is_copied_behind_the_cards_end(layouts: dict) -> None:

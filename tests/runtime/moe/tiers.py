@@ -68,6 +68,8 @@ class FarWhims(FarSight):
 class Clock:
     def pause(self) -> None: ...
 
+    def idle(self) -> None: ...
+
     def resume(self, arrival: Event | None = None) -> None: ...
 
 
@@ -121,7 +123,12 @@ def card_tier(
 
 def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
     """One at a time, or by groups."""
-    return (arrived for group in card.groups(layer, routing) for arrived in group.arrived) if together else card.visit(layer, routing)
+    if not together:
+        yield from card.visit(layer, routing)
+        return
+    for group in card.groups(layer, routing):
+        group.come()
+        yield from group.arrived
 
 
 def compute_in_any_order(card: CardExperts, device: FakeDevice, draw: random.Random, seed: int, together: bool) -> None:
@@ -129,6 +136,7 @@ def compute_in_any_order(card: CardExperts, device: FakeDevice, draw: random.Ran
     those that streams and events allow."""
     ran: list[tuple[int, int]] = []
     for layer, routing in routings(seed, 12):
+        device.finish("compute", draw.choice)  # the router's choice was read back
         for expert, parameters in arrivals(card, layer, routing, together):
             device.launch(lambda k=(layer, expert), p=parameters: (check(*k, p), ran.append(k)))
         for _ in range(draw.randint(0, 3)):
