@@ -84,9 +84,9 @@ class DramExperts:
         """Start to fill the slots that layers keep, from ``source``: (arrival, bytes) of each expert. Meanwhile all reads that may be asked
         for are prepared, some 30 us each, and all slots, 7 us each: a step would wait for it."""
         under_way = []
-        for slot in range(self._cache.free):
-            self._buffer(slot)
-            self._view(slot)
+        for free in range(self._cache.free):
+            self._buffer(free)
+            self._view(free)
         for (layer, expert), layout in self._layouts.items():
             slot = self._cache.keep(layer, expert)
             if slot is not None:
