@@ -40,6 +40,9 @@ class CardExperts:
     DRAM. The host waits for parts from the SSD alone. Once the missing experts are in transit, VRAM decides what to keep and what to fetch
     ahead. DRAM decides next: it avoids what VRAM keeps.
 
+    :meth:`visit` may miss more of DRAM than VRAM has slots while the SSD is read. What frees DRAM's slots is copied first then, so that
+    the SSD reads on: what it has brought, then what is not to stay. For this the host also waits for copies.
+
     One token's visit leaves to :meth:`catch_up` what nothing waits for, if nothing waits for the SSD: to decide, to give slots back, to
     book copies. That happens while the card computes up to the next router.
 
@@ -136,12 +139,18 @@ class CardExperts:
     def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
         hits, coming = self._begin(layer, routing, at_once=1)
         self._decide(layer, coming, routing)
+        if coming.near and coming.far:
+            coming.near = deque(self._dram.leaving_first(layer, coming.near))
         for expert in hits:
             yield from self._ready(layer, (expert,))[1]
             self._used(layer, (expert,))
         while coming.near or coming.started:
+            if coming.near and coming.far:
+                self._put_arrived_first(layer, coming)
             self._go_on(layer, coming, routing)
             expert = coming.started.popleft()
+            if coming.near and coming.far:
+                self._await(layer, expert)
             yield from self._ready(layer, (expert,))[1]
             self._used(layer, (), (expert,))
         while coming.far:
@@ -281,6 +290,23 @@ class CardExperts:
         for one in asked:
             self._dram.read_until([places[one.expert][0]], one.wait)
         return asked
+
+    def _put_arrived_first(self, layer: int, coming: Misses) -> None:
+        """Experts that the SSD has brought go before those that lay in DRAM: it reads on into the slots that they leave. Readers carry none
+        of them on: they do where all that is missed has slots, and then nothing in DRAM waits for one."""
+        came = self._dram.all_there(layer, coming.far, self._cache.free)
+        for expert in came:
+            del coming.far[expert]
+        coming.near.extendleft(reversed(came))
+
+    def _await(self, layer: int, expert: int) -> None:
+        """Return when ``expert`` has arrived. Else the host would queue all of DRAM's copies at once, and what is read meanwhile would be
+        copied behind them."""
+        (slot,) = self._cache.slots(layer, (expert,))
+        arrival = self._copies.arriving(slot)
+        if arrival is not None:
+            self._clock.pause()
+            self._device.host_waits(arrival)
 
     def _made(self, layer: int, coming: Misses) -> Iterator[Made]:
         """What the CPU computes, for kernels issued from now on."""

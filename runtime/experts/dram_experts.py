@@ -255,6 +255,22 @@ class DramExperts:
                 return came.expert
         return None
 
+    def all_there(self, layer: int, experts: Collection[int], most: int) -> list[int]:
+        """Up to ``most`` of ``experts``, all on their way, of which every part has arrived and :meth:`next_parts` has given none. The first
+        asked for come first. Never blocks."""
+        self._hear(0.0)
+        with self._lock:
+            self._raise_if_broken()
+            came = [key for key, fetch in self._fetches.items() if not fetch.left and key[0] == layer and key[1] in experts]
+            for key in came[:most]:
+                del self._fetches[key]
+            return [expert for _, expert in came[:most]]
+
+    def leaving_first(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """``experts`` that are here, in the order in which their use frees slots, as decided by :meth:`judge`."""
+        with self._lock:
+            return self._cache.leaving_first(layer, experts)
+
     def _hear(self, most_s: float, least: int = 1) -> None:
         """Note what has arrived; waits for ``least`` parts of it for so many seconds at most."""
         heard = self._inbox.take(most_s, least)

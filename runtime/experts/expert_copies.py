@@ -120,6 +120,10 @@ class ExpertCopies:
         arrived = self._arrived
         return [*dict.fromkeys([arrived.pop(slot) for slot in slots if slot in arrived])]
 
+    def arriving(self, slot: int) -> Event | None:
+        """Behind the last copy into ``slot``; None where it has been waited for before."""
+        return self._arrived.get(slot)
+
     def left(self, slots: Iterable[int]) -> None:
         """What computes with ``slots`` is queued."""
         self._used.update(slots)

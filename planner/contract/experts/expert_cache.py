@@ -181,7 +181,7 @@ class ExpertCache:
 
     def set_aside(self, experts: Collection[int]) -> None:
         """Of the layer visited last, ``experts`` are computed where they lie in this tier: the one above does not get them."""
-        self._aside = experts
+        self._aside, self._first = experts, None
 
     def judge(self, layer: int, routing: Routing) -> None:
         """Show the policy what ``layer`` uses; where every expert has a slot there is nothing to decide."""
@@ -299,6 +299,12 @@ class ExpertCache:
         if over > 0:
             found.difference_update(sorted(found, key=self._ranks(layer).place)[:over])
         return found
+
+    def leaving_first(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """``experts`` of the layer visited last, which are here and will be used, in the order in which they free slots: first those that
+        pass through, then those kept, of the least worth first. What comes to be kept instead of one waits until that was used."""
+        ranks, kept = self._ranks(layer), self._kept[layer]
+        return sorted(experts, key=lambda expert: (expert in kept, ranks.place(expert)))
 
     def give_back(self, slot: int) -> None:
         """Nothing reads or writes ``slot`` any more."""

@@ -30,6 +30,8 @@ class SimulatedExperts:
         lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once
         self.waiting: dict[int, None] = {}
         """Experts of the visited layer that were not computed with."""
+        self._given: dict[int, None] = {}
+        """Of these, those that compute takes as soon as each is there, in this order: what was there, then as copies begin."""
         self.copied = 0
         """Of the visited layer's, those that VRAM missed and the link brings."""
         self._visited = (experts.layers[0], 0)
@@ -90,13 +92,17 @@ class SimulatedExperts:
         near = [e for e in hits if self.dram.here((layer, e))] if self.card is not None else []
         self._begin_on_cpu(layer, routing, near)
         self.waiting = dict.fromkeys(sorted(order, key=self._on_cpu.__contains__))
+        self._given = dict.fromkeys(order if self.card is None else order[: len(routing.experts) - len(wanted)])
         if self.card is not None:
-            self._near.extend((layer, e) for e in near if e not in self._on_cpu)
             for expert in hits:
                 coming = self.dram.coming.get((layer, expert))
                 if coming is not None:
                     self._far[layer, expert] = self._pieces - coming.left
             self._far |= dict.fromkeys(((layer, e) for e in misses), 0)
+            near, first = [e for e in near if e not in self._on_cpu], self.card.cache.free
+            if self._far and len(near) > first:
+                near[first:] = self.dram.cache.leaving_first(layer, near[first:])
+            self._near.extend((layer, e) for e in near)
         self._todo.extend((layer, e) for e in misses)
         self._late_ns = 0 if routing.prompt or self._lanes.of[SSD].moving else self._visit_late_ns
         self.copied = 0 if self.card is None else len(hits) + len(misses) - len(self._on_cpu)
@@ -130,7 +136,7 @@ class SimulatedExperts:
         first = next(iter(self.waiting))
         if first in self._on_cpu:
             return next((e for e in self.waiting if self._on_cpu[e]), None)
-        return next((e for e in self.waiting if e not in self._on_cpu and self.nearest.here((layer, e))), None)
+        return next((e for e in self._given if self.nearest.here((layer, e))), None)
 
     def copied_only(self) -> bool:
         """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
@@ -139,6 +145,7 @@ class SimulatedExperts:
     def used(self, expert: int) -> None:
         """Computed with."""
         del self.waiting[expert]
+        self._given.pop(expert, None)
         key = self._visited[0], expert
         if self.card is not None and expert not in self._on_cpu:
             self.card.settle(key)
@@ -154,11 +161,10 @@ class SimulatedExperts:
             did = True
         if self.card is None:
             return self._look_ahead_in_dram() or did
-        while self._near and self.card.begin(self._near[0], True, self._pieces):
-            self._near.popleft()
-            did = True
+        while self._near and self.card.cache.free:
+            did = self._begin_copy(self._next_whole(), self._pieces)
         for key in [key for key, pieces in self._far.items() if pieces and not self._near]:
-            if key not in self.card.coming and not self.card.begin(key, True, 0):
+            if key not in self.card.coming and not self._begin_copy(key, 0):
                 break
             while self._far[key]:
                 self._far[key] -= 1
@@ -179,6 +185,21 @@ class SimulatedExperts:
                 self.card.begin(ahead, False, self._pieces)
             did = True
         return did
+
+    def _next_whole(self) -> Key:
+        """Of what lies in DRAM, the next to be copied: what the SSD has brought goes first. It reads on into the slots that this leaves."""
+        for key, pieces in self._far.items():
+            if pieces == self._pieces:
+                del self._far[key]
+                return key
+        return self._near.popleft()
+
+    def _begin_copy(self, key: Key, pieces: int) -> bool:
+        """Let an expert come to the card, so many ``pieces`` of it at first; False while no slot is free."""
+        if self.card is None or not self.card.begin(key, True, pieces):
+            return False
+        self._given[key[1]] = None
+        return True
 
     def _look_ahead_in_dram(self) -> bool:
         did = False

@@ -128,6 +128,37 @@ def test_both_tiers_keep_the_same_in_whatever_order_a_visits_experts_come(vram: 
     assert kept(1) == kept(2) == kept(3)
 
 
+@settings(deadline=None, max_examples=60)
+@given(vram=st.integers(0, 3), dram=st.integers(0, 5), seed=st.integers(0, 10**6))
+def test_what_passes_through_frees_its_slot_first_and_what_a_visit_evicts_before_what_it_keeps(vram: int, dram: int, seed: int) -> None:
+    """Of what DRAM has when it is asked. Some of that came ahead of the visit."""
+    draw = random.Random(seed)
+    card, below = tiers(vram, dram, seed, Drawn(seed))
+    for k in range(24):
+        layer = LAYERS[k % len(LAYERS)]
+        for expert in draw.sample(range(COUNT), draw.randint(0, 2)):
+            if below.slot(layer, expert) is None:
+                below.take(layer, expert)
+        chosen = draw.sample(range(COUNT), draw.randint(TOP_K, COUNT - 1))
+        routing = Routing(np.array([chosen]), draw.random() < 0.5)
+        near = card.find(layer, chosen)
+        seen = below.find(layer, near.misses)
+        for slot in seen.dropped:
+            below.give_back(slot)
+        card.judge(layer, routing)
+        below.judge(layer, routing)
+        passes = {e for e in seen.hits if not below.keeps(layer, e)}
+        order = below.leaving_first(layer, draw.sample(seen.hits, len(seen.hits)))
+        for cache, missed, used in ((card, near.misses, chosen), (below, seen.misses, near.misses)):
+            for expert in missed:
+                cache.take(layer, expert)
+            for slot in cache.settle_all(layer, used):
+                cache.give_back(slot)
+        assert sorted(order) == sorted(seen.hits) and {*order[: len(passes)]} == passes
+        stays = [below.keeps(layer, e) for e in order[len(passes) :]]
+        assert stays == sorted(stays)
+
+
 @given(vram=st.integers(0, EXPERTS.units), dram=st.integers(0, EXPERTS.units))
 def test_a_start_fills_both_tiers_with_as_many_different_experts_as_they_can_hold(vram: int, dram: int) -> None:
     card, below = expert_caches(EXPERTS, ExpertSlots(vram, dram), gpu=True)
