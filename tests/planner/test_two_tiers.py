@@ -40,6 +40,19 @@ def test_presets_promise_what_is_simulated(hardware: str, model: str, typed: tup
     assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=step)
 
 
+@pytest.mark.parametrize(
+    ("hardware", "model", "rows", "step"), [("l40s", "minimax-m2", 8, 0.05), ("rtx5080", "qwen3-next-80b-a3b", 4, 0.1)]
+)
+def test_rows_hide_what_the_ssd_reads_behind_what_they_compute(hardware: str, model: str, rows: int, step: float) -> None:
+    """Each expert is computed as it comes."""
+    typed = f"workload.batch={rows}", f"workload.requests={rows}", "moe.policy=lru", "moe.host=copied", "workload.new_tokens=16"
+    plan = solved(hardware, model, *typed)
+    record = Simulation(plan).run().record
+    assert plan.decisions.batch == rows and record.counts["decode ssd bytes"]
+    assert fmean(record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.03)
+    assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=step)
+
+
 def test_the_first_prompt_reads_what_no_tier_was_filled_with() -> None:
     plan = solved("rtx4090", "gpt-oss-120b", "force.expert_dram_slots=2000", "workload.new_tokens=2")
     experts, slots = plan.model.experts, plan.decisions.experts

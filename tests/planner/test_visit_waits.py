@@ -18,9 +18,10 @@ from penstock.planner.contract.experts.policies.lru import LruPolicy
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.experts.visit_waits import MISSED_AT, wait_lines
 from penstock.planner.contract.given.model import Experts, touched_experts
+from penstock.planner.contract.prices.routed import Routed
 from penstock.planner.replay.replayed import hit_curve
 from penstock.planner.simulate.routers import DrawnRouters
-from tests.planner.small import MB
+from tests.planner.small import MB, machine, model
 from tests.planner.test_checkpoint import SHARED
 
 RECORDED = SHARED.parent / "traces" / "tiny-mixtral.jsonl.xz"
@@ -53,6 +54,21 @@ def test_who_misses_few_waits_for_none() -> None:
     lines = wait_lines(tuple(max(0.0, missed - 5.0) for missed in range(9)))
     few, all_of_them = (max(line.none + line.each * missed for line in lines) for missed in (4, 8))
     assert all_of_them == pytest.approx(3.0) and 0 < few < 0.3
+
+
+@given(fetch_s=st.floats(1e-5, 0.1), odds=st.floats(0, 1))
+def test_reads_of_rows_wait_for_no_more_than_the_mean_visit_and_for_all_of_it_where_none_or_all_are_read(fetch_s, odds) -> None:
+    """Two rows of two experts each, which are all different."""
+    small = model(layers=4, experts=64)
+    routed, asked = Routed.of(machine(), small, 2), 4
+    hides = routed.beside_reads_s
+    assert hides is not None and Routed.of(machine(), small, 1).beside_reads_s is None
+    waits = tuple(max(0.0, fetch_s * missed - hides) for missed in range(asked + 1))
+    for at in (0.0, odds, 1.0):
+        largest, true_s = max(routed.reading([(at * asked * 4, fetch_s, 0.0)], 1.0)), 4 * mean_wait(waits, at)
+        assert largest <= true_s + 1e-9
+        if at in (0.0, 1.0):
+            assert max(0.0, largest) == pytest.approx(true_s, abs=1e-9)
 
 
 @pytest.mark.parametrize(

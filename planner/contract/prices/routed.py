@@ -41,6 +41,13 @@ class Routed:
 
         r * (fetch - (expert_compute * (u - 1) + launches) / u)
 
+    * **Rows.** Of several rows each expert is computed as it comes. A visit waits for its reads, less all that it computes meanwhile, which
+      is at least each of
+
+          reads * max(0, fetch - (u - 1) * expert_compute)
+          reads * fetch - (u - 1) * expert_compute
+
+      The lines touch the mean where nothing and where all is read. Launches of experts are part of ``expert_compute`` here.
     * **Many rows.** Visits that use nearly all experts know the next layer's: as many come ahead as in a prompt.
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Late.** A layer that reads asks a drive that is idle, and the host is on the way to it and back: ``late_read_s``, once for all that
@@ -64,6 +71,9 @@ class Routed:
     """Share of the compute that nothing is fetched beside."""
     computed_s: float = 0.0
     """Compute that goes on while one missed expert arrives."""
+    beside_reads_s: float | None = None
+    """Compute of a layer that goes on while experts are read, where each is computed as it comes; None for one token's, which are computed
+    together behind the last."""
     issued_s: float = 0.0
     """Issuing that goes on besides while one is copied."""
     called_s: float = 0.0
@@ -126,10 +136,12 @@ class Routed:
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
             exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
         ranks, apart = fetching_turns(model), alone / math.sqrt(u)
+        beside_reads_s = alone * (u - 1) * launched_s if hardware.gpu and batch > 1 else None
         each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
         return cls(
             alone,
             computed_s,
+            beside_reads_s,
             issued_s,
             called_s,
             called_each_s,
@@ -157,6 +169,15 @@ class Routed:
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
         return max(0.0, fetch_s / self.drive_alone - self.computed_s)
+
+    def reading(self, reads: Sequence[tuple[Amount, float, float]], unit_s: float) -> Sequence[Amount]:
+        """What a step waits for ``reads`` at least: each of these, in units of ``unit_s``."""
+        late = sum(count * (self.apart * late_s / unit_s) for count, _, late_s in reads)
+        if self.beside_reads_s is None:
+            return [late + sum(count * (self.read_s(fetch_s) / unit_s) for count, fetch_s, _ in reads)]
+        few = sum(count * (max(0.0, fetch_s / self.drive_alone - self.beside_reads_s) / unit_s) for count, fetch_s, _ in reads)
+        many = sum(count * (fetch_s / self.drive_alone / unit_s) for count, fetch_s, _ in reads)
+        return [late + few, late + many - self.turns * self.layers * self.beside_reads_s / unit_s]
 
     def copy_s(self, fetch_s: float) -> float:
         """The same of its way from DRAM to the device, behind the SSD."""
@@ -229,14 +250,15 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
     from_dram = fetched.from_dram * routed.turns
     known = (1 - routed.waits) * from_dram * (fetched.copy_s * routed.link_alone / unit_s)
     read, beside = sum(count for count, _ in reads), routed.beside(streamed)
-    reading, most = sum(count * each for count, each in reads), routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
+    readings = routed.reading([(count * routed.turns, fetch_s, late_s) for count, fetch_s, late_s in fetched.read], unit_s)
+    most = routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
     follow = sum(count * max(each, copy) for count, each in reads)
     for line in routed.waited(fetched.missed, fetched.copy_s):
         none, each = (routed.waits * seconds / unit_s for seconds in line)
         missed = routed.turns * routed.layers * none + from_dram * each + known + beside
         yield routed.waits * compute + (1 - routed.apart) * read * copy + routed.apart * follow + missed
-        for together in (reading, *(reading + pause for pause in pauses)):
+        for together in (*readings, *(reading + pause for reading in readings for pause in pauses)):
             yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * (follow + missed)
 
 
