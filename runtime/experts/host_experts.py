@@ -29,7 +29,8 @@ class ComputeClock(Protocol):
 
 
 class HostExperts:
-    """Whatever the SSD has brought, at once, so that its slot is free for the next; what was there all along while it brings more."""
+    """Whatever the SSD has brought, at once, so that its slot is free for the next; what was there all along while it brings more, first
+    what is not to stay."""
 
     def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
         self._dram, self._clock = dram, clock
@@ -42,7 +43,7 @@ class HostExperts:
         dram = self._dram
         here, coming = dram.visit(layer, routing, routing.experts)
         dram.judge(layer, routing)
-        kept, waiting = deque(here), dict.fromkeys(coming)
+        kept, waiting = deque(dram.leaving_first(layer, here) if coming else here), dict.fromkeys(coming)
         while kept or waiting:
             expert = dram.arrived(layer, waiting) if waiting else None
             if expert is None:

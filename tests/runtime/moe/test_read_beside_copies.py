@@ -28,6 +28,7 @@ from penstock.planner.simulate.lanes.lanes import Lanes
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.host_experts import HostExperts
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout
@@ -35,7 +36,7 @@ from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, PlainInbox
 from tests.planner.small import MB, machine, model, work
 from tests.runtime.fakes import FakeDevice, _Record
-from tests.runtime.moe.tiers import card_tier
+from tests.runtime.moe.tiers import Clock, card_tier
 from tests.support import HostCopier, decisions
 
 COUNT, LAYERS = 24, 3
@@ -61,9 +62,7 @@ class Drive:
         self.asked: list[str] = []
         self._open: list[Done] = []
 
-    def read_each(
-        self, parts: Sequence[Sequence[Extent]], view: memoryview, dones: Sequence[Done], name: str, urgent: bool
-    ) -> None:  # fmt: skip
+    def read_each(self, parts: Sequence[Sequence[Extent]], view: memoryview, dones: Sequence[Done], name: str, urgent: bool) -> None:
         self.asked.append(name)
         self._open += dones
 
@@ -90,12 +89,12 @@ class _Awaited(PlainInbox[Any]):
 
 
 @contextmanager
-def tiers(drive: Drive, device: CopyDevice, vram: ExpertCache, dram: ExpertCache, slots: tuple[int, int]) -> Iterator[CardExperts]:
+def dram_of(drive: Drive, cache: ExpertCache, slots: int) -> Iterator[DramExperts]:
     """Without bytes: nobody looks at them here."""
-    arena = Arena(slots[1] * slot_bytes(LAYOUTS))
-    below = DramExperts(LAYOUTS, arena, 0, dram, drive, 2 * ALIGN, 2)  # type: ignore[arg-type]
+    arena = Arena(slots * slot_bytes(LAYOUTS))
+    below = DramExperts(LAYOUTS, arena, 0, cache, drive, 2 * ALIGN, 2)  # type: ignore[arg-type]
     try:
-        yield card_tier(LAYOUTS, slots[0], below, vram, device)
+        yield below
     finally:
         below.close()
         arena.close()
@@ -119,16 +118,23 @@ NEAR, FAR = range(KEPT - 1, 2, -1), range(KEPT, KEPT + 8)
 
 
 @contextmanager
-def visited(device: CopyDevice, drive: Drive) -> Iterator[CardExperts]:
-    """Tiers before their first visit. VRAM keeps none, and DRAM the first ones of each layer."""
-    quotas, slots = dict.fromkeys(range(LAYERS), KEPT), LAYERS * KEPT + PASSING
-    vram = ExpertCache(dict.fromkeys(quotas, 0), PASSING, COUNT, Later())  # type: ignore[arg-type]
-    dram = ExpertCache(quotas, slots, COUNT, Later(), vram)  # type: ignore[arg-type]
-    for layer in quotas:
+def kept(drive: Drive, vram: ExpertCache | None) -> Iterator[DramExperts]:
+    """DRAM before its first visit: it keeps the first ones of each layer."""
+    slots = LAYERS * KEPT + PASSING
+    cache = ExpertCache(dict.fromkeys(range(LAYERS), KEPT), slots, COUNT, Later(), vram)  # type: ignore[arg-type]
+    for layer in range(LAYERS):
         for expert in range(KEPT):
-            dram.keep(layer, expert)
-    with tiers(drive, device, vram, dram, (PASSING, slots)) as card:
-        yield card
+            cache.keep(layer, expert)
+    with dram_of(drive, cache, slots) as below:
+        yield below
+
+
+@contextmanager
+def visited(device: CopyDevice, drive: Drive) -> Iterator[CardExperts]:
+    """The same below a card that keeps none."""
+    vram = ExpertCache(dict.fromkeys(range(LAYERS), 0), PASSING, COUNT, Later())  # type: ignore[arg-type]
+    with kept(drive, vram) as below:
+        yield card_tier(LAYOUTS, PASSING, below, vram, device)
 
 
 def on_a_slow_link(drive: Drive) -> FakeDevice:
@@ -153,6 +159,18 @@ def test_all_that_a_prompt_reads_is_asked_for_before_the_last_of_drams_is_comput
     assert sorted(used) == sorted((*NEAR, *FAR)) and used[:PASSING] == [*NEAR][:PASSING]
     assert asked[0] == PASSING and asked[max(map(used.index, NEAR))] == len(FAR)
     assert drive.asked == [f"expert 0.{expert}" for expert in FAR]
+
+
+def test_without_a_card_it_is_likewise() -> None:
+    drive = Drive()
+    with kept(drive, None) as below:
+        source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
+        used, asked = [], []
+        for expert, _ in source.visit(0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
+            used.append(expert)
+            asked.append(len(drive.asked))
+            drive.end()
+    assert sorted(used) == sorted((*NEAR, *FAR)) and asked[max(map(used.index, NEAR))] == len(FAR)
 
 
 def test_while_the_drive_reads_no_more_copies_wait_than_slots_are_for() -> None:
@@ -214,7 +232,8 @@ def ran(slots: ExpertSlots, seed: int) -> list[Key]:
     assert vram is not None
     keep_first(EXPERTS, vram, dram)
     drive, order = Drive(), list[Key]()
-    with tiers(drive, HostCopier(), vram, dram, (slots.vram_slots, slots.dram_slots)) as card:
+    with dram_of(drive, dram, slots.dram_slots) as below:
+        card = card_tier(LAYOUTS, slots.vram_slots, below, vram, HostCopier())
         for layer, routing in routings(seed):
             for expert, _ in card.visit(layer, routing):
                 order.append((layer, expert))
