@@ -167,7 +167,7 @@ class SimulatedExperts:
             did = self._begin_copy(self._next_whole(), self._pieces)
         for key in [key for key, pieces in self._far.items() if pieces and not self._near]:
             if key not in self.card.coming and not self._begin_copy(key, 0):
-                break
+                continue
             while self._far[key]:
                 self._far[key] -= 1
                 self.card.allow(key)

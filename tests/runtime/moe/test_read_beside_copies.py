@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.given.model import ModelSpec, Routers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.prefill import Moved
@@ -195,9 +196,9 @@ def test_where_nothing_is_read_the_host_waits_for_no_copy() -> None:
     assert not drive.asked
 
 
-def plan_of(slots: ExpertSlots) -> Plan:
+def plan_of(slots: ExpertSlots, of: ModelSpec = MODEL) -> Plan:
     made = decisions(experts=slots, gpu=True)
-    return Plan(machine(), MODEL, work(), made, predict(machine(), MODEL, work(), made))
+    return Plan(machine(), of, work(), made, predict(machine(), of, work(), made))
 
 
 def routings(seed: int) -> Iterator[tuple[int, Routing]]:
@@ -208,12 +209,12 @@ def routings(seed: int) -> Iterator[tuple[int, Routing]]:
         yield k % LAYERS, Routing(np.array(chosen).reshape(-1, 2), prompt=draw.random() < 0.7)
 
 
-def simulated(plan: Plan, seed: int) -> list[Key]:
-    """With a drive that has read all before a copy is over."""
+def simulated(plan: Plan, visits: Iterable[tuple[int, Routing]], read_s: float) -> list[Key]:
+    """``read_s``: of an expert, from the SSD."""
     lanes, moved = Lanes({}, {}), Moved.of(plan.hardware, plan.model, plan.decisions)
-    acted = SimulatedExperts(plan, replace(moved, expert_read=Price({Resource.ssd: 1e-8}), read_late_s=0.0), lanes)
+    acted = SimulatedExperts(plan, replace(moved, expert_read=Price({Resource.ssd: read_s}), read_late_s=0.0), lanes)
     order = list[Key]()
-    for layer, routing in routings(seed):
+    for layer, routing in visits:
         acted.visit(layer, routing)
         while acted.waiting:
             while acted.go_on():
@@ -248,4 +249,22 @@ def ran(slots: ExpertSlots, seed: int) -> list[Key]:
 )  # fmt: skip
 def test_a_simulation_computes_with_experts_in_the_order_of_a_run(vram: int, dram: int, seed: int, policy: ExpertPolicyName) -> None:
     slots = ExpertSlots(vram, dram, policy, chunk_bytes=MODEL.experts.expert_bytes // 2)
-    assert simulated(plan_of(slots), seed) == ran(slots, seed)
+    at_once_s = 1e-8  # the drive has read all before a copy is over
+    assert simulated(plan_of(slots), routings(seed), at_once_s) == ran(slots, seed)
+
+
+MANY = 8
+"""Experts of one token, and so slots for experts that pass through."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(vram=st.integers(MANY, 12), dram=st.integers(MANY, 60), read_s=st.floats(1e-5, 1e-2), seed=st.integers(0, 10**6))
+def test_a_simulated_prompt_ends_where_parts_of_several_experts_are_read_at_once(vram: int, dram: int, read_s: float, seed: int) -> None:
+    """Each has a slot in VRAM, or waits for one. Experts of the next layer come ahead into others."""
+    plan = plan_of(ExpertSlots(vram, dram, chunk_bytes=EXPERTS.expert_bytes // 3), replace(MODEL, routers=Routers(MANY, EXPERTS.hit_rates)))
+    draw = np.random.default_rng(seed)
+    reads = replace(plan.decisions.weights.ssd, block_bytes=EXPERTS.expert_bytes // 3, queue_depth=int(draw.integers(1, 9)))
+    made = replace(plan.decisions, weights=replace(plan.decisions.weights, ssd=reads))
+    visits = [(k % LAYERS, Routing(draw.permutation(COUNT).reshape(-1, MANY), prompt=True)) for k in range(3 * LAYERS)]
+    order = simulated(replace(plan, decisions=made), visits, read_s)
+    assert len({*order}) == EXPERTS.units and len(order) == 3 * EXPERTS.units
