@@ -87,7 +87,7 @@ class SimulatedExperts:
         self._from_dram = {(layer, e) for e in (*hits, *misses)}
         if self.card is None:  # what was there all along is computed while nothing else has come
             if misses:
-                hits = self.dram.cache.leaving_first(layer, hits)
+                hits = tuple(self.dram.cache.leaving_first(layer, hits))
             order = sorted((*hits, *misses), key=lambda e: self.dram.cache.keeps(layer, e))
         else:
             order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
