@@ -20,7 +20,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import ForceConfig
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.experts.expert_stats import TierStats
+from penstock.runtime.experts.tiers.expert_stats import TierStats
 from penstock.runtime.memory.gpu_sampler import FIGURES
 from tests.cli import ROOT, command, docs_script
 from tests.runtime.fakes import LockingCopier

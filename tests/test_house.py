@@ -28,7 +28,7 @@ RUNTIME = (
     "runtime.formats", "runtime.memory", "runtime.beside.native", "runtime.beside", "runtime.reading.native", "runtime.reading",
     "runtime.store",
     "runtime.model.fused", "runtime.model.further", "runtime.model", "runtime.moving",
-    "runtime.experts.products", "runtime.experts",
+    "runtime.experts.products", "runtime.experts.tiers", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
     "runtime.recorded", "runtime.handed", "runtime.speculate", "runtime.ranks",
     "runtime.engine.sides", "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools", "runtime.timed",

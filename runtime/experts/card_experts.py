@@ -1,30 +1,25 @@
-"""The VRAM tier of experts: slots on the card, and the copies that bring experts to them, some of them ahead of their router."""
+"""The VRAM tier of experts: a layer's visit to what lies on the card, what comes there, and what the CPU computes."""
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from operator import length_hint
 
 import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.runtime.experts.beside_card import Asked, BesideCard, Made
-from penstock.runtime.experts.carried_experts import CarriedExperts
-from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import MOST_UNBOOKED, ExpertCopies, Pieces, Wanted
-from penstock.runtime.experts.expert_fetch import Carrying, Key
 from penstock.runtime.experts.expert_forward import Arrived, Group
-from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.host_experts import ComputeClock
-from penstock.runtime.experts.products.expert_table import Lies
-from penstock.runtime.experts.products.expert_views import SlotViews
-from penstock.runtime.experts.visit_misses import Ahead, Misses
-from penstock.runtime.memory.device import CopyDevice, Event
-from penstock.runtime.memory.pieces import cut
+from penstock.runtime.experts.products.beside_card import Asked, BesideCard, Made
+from penstock.runtime.experts.tiers.card_slots import CardSlots
+from penstock.runtime.experts.tiers.copies_ahead import CopiesAhead
+from penstock.runtime.experts.tiers.dram_experts import DramExperts
+from penstock.runtime.experts.tiers.expert_copies import MOST_UNBOOKED, Pieces, Wanted
+from penstock.runtime.experts.tiers.expert_fetch import Carrying, Key
+from penstock.runtime.experts.tiers.expert_stats import Deciding, Judging, TierStats
+from penstock.runtime.experts.visit_misses import Misses
+from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.moving.ledger import Ledger
 
@@ -49,8 +44,8 @@ class CardExperts:
     Where readers can queue copies, one that brings a part of a missed expert queues that part's, into a slot that the expert was given when
     the read was asked for. The host is woken when all has come.
 
-    Copies have a stream of ``device`` to themselves. A missing expert waits there for no more than the ``in_flight`` chunks that
-    :meth:`fetch_ahead` has queued. One thread does all this: a second one would take turns with it in the interpreter, chunk by chunk.
+    Copies have a stream of ``device`` to themselves. One thread does all this: a second one would take turns with it in the interpreter,
+    chunk by chunk.
     """
 
     def __init__(
@@ -69,20 +64,11 @@ class CardExperts:
         """``beside``: computes some of a decode step's missed experts where they lie in DRAM."""
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
-        self._layouts, self._cache, self._dram = layouts, cache, dram
-        calls = device.driver_calls()
-        carrier = None if calls is None else dram.carrier(calls)
-        self._copies = ExpertCopies(slots, device, ledger, carrier)
-        self._device, self._clock, self._beside = device, clock, beside
-        self._chunk_bytes, self._in_flight = chunk_bytes, in_flight
-        self._coming: dict[Key, Ahead] = {}
-        self._under_way: deque[Event] = deque()
-        self._most_queued, self._most_bytes = float(in_flight), chunk_bytes
-        self._ahead: set[Key] = set()
-        self._wanted: Iterator[Key] | None = None
-        self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
-        self._carried = CarriedExperts(layouts, self._copies, dram, carrier)
-        self._carrying: Carrying = partial(self._carried.carry, self._take)
+        self._cache, self._dram, self._device, self._clock, self._beside = cache, dram, device, clock, beside
+        self._slots = CardSlots(layouts, slots, cache, dram, device, ledger)
+        self._copies, self._carried = self._slots.copies, self._slots.carried
+        self._carrying: Carrying = partial(self._carried.carry, self._slots.take)
+        self._ahead = CopiesAhead(layouts, cache, dram, device, self._slots.copy, self.stats, chunk_bytes, in_flight)
         self._behind: Callable[[], None] = _nothing
         """What is left of the latest visit."""
 
@@ -97,36 +83,17 @@ class CardExperts:
         behind()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
-        """The slots that layers keep, given to their first experts that DRAM does not keep: whoever calls this fills them before
-        :meth:`start`."""
-        places = {}
-        for layer, expert in self._layouts:
-            if self._dram.here(layer, expert):
-                continue
-            slot = self._cache.keep(layer, expert)
-            if slot is not None:
-                places[layer, expert] = self._copies.slots[slot]
-        return places
+        """See :class:`penstock.runtime.experts.tiers.card_slots.CardSlots`."""
+        return self._slots.keep_first()
 
     def start(self) -> None:
-        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it. Meanwhile tensors are laid over all slots,
-        some 60 us each: a step would wait for it."""
-        held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
-        self._copies.lies_in(slot for slot in held.values() if slot is not None)
-        for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
-            slot = self._cache.keep(*key)
-            if slot is not None:
-                over = self._copy([self._whole(key, slot)])
-        self._carried.prepare()
-        for slot, buffer in enumerate(self._copies.slots):
-            Lies.of(self._views.of(next(iter(self._layouts)), slot, buffer))
-        if over is not None:
-            self._device.host_waits(over)
+        """See :class:`penstock.runtime.experts.tiers.card_slots.CardSlots`."""
+        self._slots.start()
 
     def close(self) -> None:
         """Nothing is fetched ahead any more: whoever computes on does it without this tier, and passes by."""
-        self._wanted, self._behind = None, _nothing
-        self._coming.clear()
+        self._behind = _nothing
+        self._ahead.close()
         self._carried.close()
 
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -174,7 +141,7 @@ class CardExperts:
             came = [*coming.started, *coming.far]
             if coming.far and (self._cache.looks_ahead or self._dram.looks_ahead):
                 self._decide(layer, coming, routing)
-            slots, arrived = self._placed(layer, (*here, *came))
+            slots, arrived = self._slots.placed(layer, (*here, *came))
             yield self._group(arrived, coming.asked, partial(self._come, layer, coming, slots, len(here)))
             assert not coming.far, "whoever computes with a group has it come"
             self._copies.left(slots)
@@ -206,12 +173,12 @@ class CardExperts:
         if coming.far:
             self._clock.idle()
             self._all_came(layer, coming)
-        self._arrive(slots, here, self._clock.idle)
+        self._clock.resume(self._slots.arrive(slots, here, self._clock.idle))
 
     def _all_came(self, layer: int, coming: Misses) -> list[int]:
         """Wait for all that readers bring of the SSD, and have to copy."""
         came = [*coming.far]
-        self._dram.all_parts(layer, coming.far, self._meanwhile)
+        self._dram.all_parts(layer, coming.far, self._ahead.meanwhile)
         coming.far.clear()
         self._carried.all_came(layer, {expert: coming.carried[expert] for expert in came})
         return came
@@ -236,7 +203,7 @@ class CardExperts:
         together = not coming.near and len(placeless) <= self._cache.free and self._dram.all_asked
         if together:
             for expert in placeless:
-                self._take(layer, expert)
+                self._slots.take(layer, expert)
         while coming.far and (together or not (others or came)):
             arrived = self._bring_part(layer, coming)
             came += [] if arrived is None else [arrived]
@@ -247,15 +214,12 @@ class CardExperts:
         whatever was computed with slots is over."""
         self.catch_up()
         self._copies.computed()
-        self._wanted = None
+        self._ahead.stop()
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
         for slot in seen.dropped:
             self._cache.give_back(slot)
-        begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer} if self._coming else {}
-        partly = [e for e in seen.hits if (layer, e) in begun]
-        for expert in partly:
-            self._queue(begun[layer, expert], len(begun[layer, expert].chunks))
+        partly = self._ahead.finish(layer, seen.hits)
         carrying = self._carrying if self._carried.possible and len(seen.misses) <= self._cache.free else None
         near, far = self._dram.visit(layer, routing, seen.misses, carrying)
         carried = self._carried.begun()
@@ -269,16 +233,13 @@ class CardExperts:
         coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
-        if self._ahead:
-            self.stats.ahead_used += len([e for e in seen.hits if (layer, e) in self._ahead])
-            self._ahead = {key for key in self._ahead if key[0] != layer}
-        return [*(e for e in seen.hits if e not in partly), *partly], coming
+        return ([*(e for e in seen.hits if e not in partly), *partly] if partly else seen.hits), coming
 
     def _start(self, layer: int, coming: Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
         while coming.near and self._cache.free:
             taken = [coming.near.popleft() for _ in range(min(len(coming.near), self._cache.free, coming.at_once))]
-            self._copy([self._whole((layer, expert), self._take(layer, expert)) for expert in taken])
+            self._slots.bring(layer, taken)
             coming.started.extend(taken)
 
     def _begin_beside(self, layer: int, routing: Routing, near: Sequence[int]) -> Sequence[Asked]:
@@ -329,20 +290,20 @@ class CardExperts:
             self._start(layer, coming)
         if coming.decided and not (coming.near or coming.looked_ahead):
             coming.looked_ahead = True
-            self._look_ahead(layer, len(routing.experts))
+            self._ahead.look(layer, routing.experts)
 
     def _bring_part(self, layer: int, coming: Misses) -> int | None:
         """Wait for parts of an expert from the SSD, for which there is a slot, and queue their copies. The expert, if that was the last."""
         self._clock.pause()
         wanted = coming.far if self._cache.free else [e for e in coming.far if self._cache.slot(layer, e) is not None]
-        expert, numbers, over = self._dram.next_parts(layer, wanted, self._meanwhile)
+        expert, numbers, over = self._dram.next_parts(layer, wanted, self._ahead.meanwhile)
         carried = coming.carried.get(expert)
         if carried is None:
             segments = [segment for number in numbers for segment in self._carried.segments_of((layer, expert), number)]
             slot = self._cache.slot(layer, expert)
             if slot is None:
-                slot = self._take(layer, expert)
-            self._copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
+                slot = self._slots.take(layer, expert)
+            self._slots.copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
         elif over:
             self._carried.all_came(layer, {expert: carried})
         if not over:
@@ -352,25 +313,10 @@ class CardExperts:
 
     def _ready(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> tuple[Sequence[int], Sequence[Arrived]]:
         """Slots of experts that were ``here`` and that ``came`` just now, and they, for kernels issued from now on: these wait until all
-        have arrived. Of what came nobody asks whether it has: the answer takes the host longer than to have the card wait."""
-        slots, arrived = self._placed(layer, (*here, *came))
-        self._arrive(slots, len(here), self._clock.pause)
+        have arrived."""
+        slots, arrived = self._slots.placed(layer, (*here, *came))
+        self._clock.resume(self._slots.arrive(slots, len(here), self._clock.pause))
         return slots, arrived
-
-    def _arrive(self, slots: Sequence[int], here: int, pause: Callable[[], None]) -> None:
-        late = None
-        before = [arrival for arrival in self._copies.arrivals(slots[:here]) if not self._device.done(arrival)]
-        for arrival in (*before, *self._copies.arrivals(slots[here:])):
-            if late is None:
-                pause()
-            self._device.compute_waits(arrival)
-            late = arrival
-        self._clock.resume(late)
-
-    def _placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[Arrived]]:
-        """The slots of ``experts``, and they as kernels find them there."""
-        slots, views, buffers = self._cache.slots(layer, experts), self._views.of, self._copies.slots
-        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
 
     def _used(self, layer: int, here: Sequence[int], came: Sequence[int] = ()) -> None:
         """What computes with experts that were ``here``, and with those that ``came`` from DRAM, is issued."""
@@ -385,77 +331,6 @@ class CardExperts:
         self.fetch_ahead()
         self._dram.release(layer, came)
 
-    def _take(self, layer: int, expert: int) -> int:
-        slot = self._cache.take(layer, expert)
-        if slot is None:
-            raise RuntimeError(f"no slot for expert {layer}.{expert}")
-        return slot
-
-    def _whole(self, key: Key, slot: int) -> Wanted:
-        return Wanted(key, slot, *self._dram.place(*key), self._carried.whole(key))
-
-    def _copy(self, wanted: Sequence[Wanted]) -> Event:
-        over = self._copies.copy(wanted)
-        self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
-        return over
-
-    def _look_ahead(self, layer: int, touched: int) -> None:
-        if self._cache.still:
-            return
-        with self._deciding:
-            wanted = self._cache.coming(layer, touched)
-        self._wanted = wanted if length_hint(wanted, 1) else None
-        if not self._fetches_ahead:
-            return
-        certain = self._cache.is_dense(touched) and not self._cache.is_last(layer)  # the pass after this one may be a step
-        self._most_queued, self._most_bytes = (math.inf, sys.maxsize) if certain else (self._in_flight, self._chunk_bytes)
-        self.fetch_ahead()
-
     def fetch_ahead(self) -> None:
-        """Queue chunks of prefetched experts while fewer than ``in_flight`` are in flight. If the coming layer needs all its experts, queue
-        as many as have slots, each in one piece. Never blocks; called wherever the host passes by."""
-        if not self._fetches_ahead:
-            return
-        while self._under_way and self._device.done(self._under_way[0]):
-            self._under_way.popleft()
-        while len(self._under_way) < self._most_queued:
-            coming = self._next_ahead()
-            if coming is None:
-                return
-            self._under_way.append(self._queue(coming, 1))
-            if not coming.chunks:
-                del self._coming[coming.key]
-
-    @property
-    def _fetches_ahead(self) -> bool:
-        """Whether anything may still be fetched ahead."""
-        return self._wanted is not None or bool(self._coming)
-
-    @property
-    def _meanwhile(self) -> Callable[[], None] | None:
-        """What is to be done again and again while the host waits for the SSD, which gives no slot back; None for nothing."""
-        return self.fetch_ahead if self._coming or (self._wanted is not None and self._cache.room_ahead) else None
-
-    def _next_ahead(self) -> Ahead | None:
-        """What is being fetched ahead, or else the next that can be: it lies in DRAM, and a demand would still find a slot."""
-        for coming in self._coming.values():
-            return coming
-        while self._wanted is not None and self._cache.room_ahead:
-            with self._deciding:
-                key = next(self._wanted, None)
-            if key is None:
-                self._wanted = None
-            elif self._dram.here(*key):
-                self.stats.fetched_ahead()
-                self._ahead.add(key)
-                dram_slot, source = self._dram.place(*key)
-                chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
-                slot = self._cache.take(*key)
-                assert slot is not None, "there was room ahead"
-                self._coming[key] = Ahead(key, slot, dram_slot, source, chunks)
-                return self._coming[key]
-        return None
-
-    def _queue(self, coming: Ahead, most: int) -> Event:
-        chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])
+        """See :class:`penstock.runtime.experts.tiers.copies_ahead.CopiesAhead`; called wherever the host passes by."""
+        self._ahead.go_on()

@@ -17,11 +17,11 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
-from penstock.runtime.experts.beside_card import Made
-from penstock.runtime.experts.expert_stats import IssueTime
+from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_products import Parameters, clamps, product_of
 from penstock.runtime.experts.products.expert_table import ExpertTable
 from penstock.runtime.experts.products.staged_experts import StagedExperts, Staging
+from penstock.runtime.experts.tiers.expert_stats import IssueTime
 from penstock.runtime.formats.kernels.on_card import clamped_gate
 from penstock.runtime.model.foreign_experts import is_routed_by_inputs
 from penstock.runtime.store.decoder import decoder_layers

@@ -16,8 +16,8 @@ from penstock.planner.contract.experts.expert_caches import expert_caches
 from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert_policy
 from penstock.planner.contract.given.model import Experts
-from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
-from penstock.runtime.experts.expert_fetch import Key, most_of
+from penstock.runtime.experts.tiers.dram_experts import DramExperts, slot_bytes
+from penstock.runtime.experts.tiers.expert_fetch import Key, most_of
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.moving.device_layout import DeviceLayout, alike
 from penstock.runtime.reading.reader import UrgentReads

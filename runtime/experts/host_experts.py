@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 
 from penstock.planner.contract.experts.expert_cache import Routing
-from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_forward import Arrived, Group
 from penstock.runtime.experts.products.expert_views import SlotViews
+from penstock.runtime.experts.tiers.dram_experts import DramExperts
+from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.device import Event
 from penstock.runtime.store.base import TensorLayout
 

@@ -15,15 +15,15 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.experts.asked_ahead import make_ahead
-from penstock.runtime.experts.beside_card import BesideCard, ExpertUnits
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.experts.expert_forward import ExpertSource, layer_experts
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom
-from penstock.runtime.experts.expert_stats import IssueTime
 from penstock.runtime.experts.host_experts import ComputeClock, HostExperts
+from penstock.runtime.experts.products.beside_card import BesideCard, ExpertUnits
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.experts.routing_record import RoutingRecorder
+from penstock.runtime.experts.tiers.expert_stats import IssueTime
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.rows import Step
 from penstock.runtime.moving.filler import Fill

@@ -1,4 +1,4 @@
-"""What is still to be queued of experts for a card: those that a visit misses, and one that comes ahead of its router."""
+"""What is still to be queued of experts for a card that a visit misses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
-
-from penstock.runtime.experts.beside_card import Asked
-from penstock.runtime.experts.carried_experts import Carried
-from penstock.runtime.experts.expert_fetch import Key
-from penstock.runtime.memory.pieces import Segment
+from penstock.runtime.experts.products.beside_card import Asked
+from penstock.runtime.experts.tiers.carried_experts import Carried
 
 
 @dataclass
@@ -30,14 +26,3 @@ class Misses:
     decided: bool = False
     """Whether both tiers know what is to stay."""
     looked_ahead: bool = False
-
-
-@dataclass(eq=False)
-class Ahead:
-    """An expert that is fetched ahead from a slot in DRAM: what of it is still to be queued."""
-
-    key: Key
-    slot: int
-    dram_slot: int
-    source: torch.Tensor
-    chunks: deque[Segment]

@@ -12,8 +12,8 @@ import torch
 
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.beside_card import Made
 from penstock.runtime.experts.expert_forward import LayerExperts, Runner, Tabled
+from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_products import Parameters
 from penstock.runtime.experts.products.staged_experts import Staging
 from penstock.runtime.model.binding import WeightStream

@@ -15,8 +15,8 @@ from penstock.planner.contract.experts.expert_slots import kept_slots
 from penstock.planner.contract.experts.policies import FarSight
 from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.runtime.experts.card_experts import CardExperts
-from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.experts.tiers.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import Event
 from penstock.runtime.reading.layout import Extent

@@ -26,8 +26,8 @@ from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.routers import RecordedRouters
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.experts import beside_card
-from penstock.runtime.experts.dram_experts import DramExperts
+from penstock.runtime.experts.products import beside_card
+from penstock.runtime.experts.tiers.dram_experts import DramExperts
 from tests.cli import HANGS_S
 from tests.conftest import SHARED
 from tests.runtime.sessions import opened

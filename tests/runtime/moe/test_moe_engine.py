@@ -19,8 +19,8 @@ from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.experts import expert_forward as forward
-from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
+from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.reading.native.readers_library import readers_file
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.sessions import opened

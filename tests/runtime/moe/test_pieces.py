@@ -21,8 +21,8 @@ from penstock.runtime.engine.generate import Batch, Generation, generate
 from penstock.runtime.engine.rehearsal import longest_step
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.engine.stepper import Stepper
-from penstock.runtime.experts.beside_card import Made
 from penstock.runtime.experts.expert_forward import Arrived, ExpertsInTurn, Group, HandedExperts, WholeExperts, layer_experts
+from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_table import APART, Lies
 from penstock.runtime.experts.products.expert_views import PlacedTensors, SlotViews
 from penstock.runtime.kv.attention.paged_host import HostKernel

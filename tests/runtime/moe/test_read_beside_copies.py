@@ -27,9 +27,9 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.simulate.lanes.expert_lane import SimulatedExperts
 from penstock.planner.simulate.lanes.lanes import Lanes
 from penstock.runtime.experts.card_experts import CardExperts
-from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
-from penstock.runtime.experts.expert_fetch import Key
 from penstock.runtime.experts.host_experts import HostExperts
+from penstock.runtime.experts.tiers.dram_experts import DramExperts, slot_bytes
+from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.reading.layout import Extent, TensorLayout, UnitLayout

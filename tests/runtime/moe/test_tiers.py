@@ -15,8 +15,8 @@ from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import LIKELY
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_slots
 from penstock.planner.contract.experts.prefetch import Prefetch
-from penstock.runtime.experts.expert_fetch import most_of, parts_of
 from penstock.runtime.experts.host_experts import HostExperts
+from penstock.runtime.experts.tiers.expert_fetch import most_of, parts_of
 from penstock.runtime.reading.layout import Extent, UnitLayout
 from tests.runtime.fakes import FakeDevice
 from tests.runtime.moe.tiers import (

@@ -17,9 +17,9 @@ from penstock.planner.contract.experts.policies import FarSight
 from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.card_experts import CardExperts
-from penstock.runtime.experts.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.experts.expert_forward import Arrived
 from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.experts.tiers.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.device_layout import device_layout

@@ -16,8 +16,8 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.runtime.experts.expert_fetch import Carrying, Fetch, Key, parts_of
-from penstock.runtime.experts.expert_stats import Deciding, Judging, TierStats
+from penstock.runtime.experts.tiers.expert_fetch import Carrying, Fetch, Key, parts_of
+from penstock.runtime.experts.tiers.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.moving.filler import Arrival

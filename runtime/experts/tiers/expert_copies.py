@@ -12,7 +12,7 @@ import torch
 
 from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from penstock.runtime.experts.dram_experts import DramExperts
-from penstock.runtime.experts.expert_copies import ExpertCopies, Pieces
-from penstock.runtime.experts.expert_fetch import Key
+from penstock.runtime.experts.tiers.dram_experts import DramExperts
+from penstock.runtime.experts.tiers.expert_copies import ExpertCopies, Pieces
+from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment, within
 from penstock.runtime.moving.device_layout import DeviceLayout

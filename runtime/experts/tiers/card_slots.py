@@ -1,0 +1,99 @@
+"""Slots of experts in VRAM: who lies in which, what is copied into them, and what kernels find there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from penstock.planner.contract.experts.expert_cache import ExpertCache
+from penstock.runtime.experts.products.expert_table import Lies
+from penstock.runtime.experts.products.expert_views import SlotViews
+from penstock.runtime.experts.tiers.carried_experts import CarriedExperts
+from penstock.runtime.experts.tiers.dram_experts import DramExperts
+from penstock.runtime.experts.tiers.expert_copies import ExpertCopies, Wanted
+from penstock.runtime.experts.tiers.expert_fetch import Key
+from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.moving.device_layout import DeviceLayout
+from penstock.runtime.moving.ledger import Ledger
+
+
+class CardSlots:
+    """The slots of VRAM, ``buffers``, under ``cache``. What is copied into them lies in ``dram``, or comes through it from the SSD."""
+
+    def __init__(
+        self, layouts: Mapping[Key, DeviceLayout], buffers: Sequence[torch.Tensor], cache: ExpertCache, dram: DramExperts,
+        device: CopyDevice, ledger: Ledger,
+    ):  # fmt: skip
+        calls = device.driver_calls()
+        carrier = None if calls is None else dram.carrier(calls)
+        self.copies = ExpertCopies(buffers, device, ledger, carrier)
+        self.carried = CarriedExperts(layouts, self.copies, dram, carrier)
+        self._layouts, self._cache, self._dram, self._device = layouts, cache, dram, device
+        self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
+
+    def keep_first(self) -> dict[Key, torch.Tensor]:
+        """The slots that layers keep, given to their first experts that DRAM does not keep: whoever calls this fills them before
+        :meth:`start`."""
+        places = {}
+        for layer, expert in self._layouts:
+            if self._dram.here(layer, expert):
+                continue
+            slot = self._cache.keep(layer, expert)
+            if slot is not None:
+                places[layer, expert] = self.copies.slots[slot]
+        return places
+
+    def start(self) -> None:
+        """Fill from DRAM the slots that layers keep and that nobody filled, and wait for it. Meanwhile tensors are laid over all slots,
+        some 60 us each: a step would wait for it."""
+        held, over = {key: self._cache.slot(*key) for key in self._layouts}, None
+        self.copies.lies_in(slot for slot in held.values() if slot is not None)
+        for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
+            slot = self._cache.keep(*key)
+            if slot is not None:
+                over = self.copy([self._whole(key, slot)])
+        self.carried.prepare()
+        for slot, buffer in enumerate(self.copies.slots):
+            Lies.of(self._views.of(next(iter(self._layouts)), slot, buffer))
+        if over is not None:
+            self._device.host_waits(over)
+
+    def take(self, layer: int, expert: int) -> int:
+        """A slot for it, which there is."""
+        slot = self._cache.take(layer, expert)
+        if slot is None:
+            raise RuntimeError(f"no slot for expert {layer}.{expert}")
+        return slot
+
+    def bring(self, layer: int, experts: Sequence[int]) -> None:
+        """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy."""
+        self.copy([self._whole((layer, expert), self.take(layer, expert)) for expert in experts])
+
+    def copy(self, wanted: Sequence[Wanted]) -> Event:
+        """Queue copies. Returns the event behind them; until then nothing comes into their slots of DRAM."""
+        over = self.copies.copy(wanted)
+        self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
+        return over
+
+    def placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[tuple[int, Mapping[str, torch.Tensor]]]]:
+        """The slots of ``experts``, and they as kernels find them there."""
+        slots, views, buffers = self._cache.slots(layer, experts), self._views.of, self.copies.slots
+        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
+
+    def arrive(self, slots: Sequence[int], here: int, pause: Callable[[], None]) -> Event | None:
+        """Kernels issued from now on find what lies in ``slots``, or is on its way there. Returns the last event that they wait for; before
+        the first, ``pause`` is called. Only of the first ``here`` slots is it asked whether all has come: the answer takes the host longer
+        than to have the card wait."""
+        late = None
+        before = [arrival for arrival in self.copies.arrivals(slots[:here]) if not self._device.done(arrival)]
+        for arrival in (*before, *self.copies.arrivals(slots[here:])):
+            if late is None:
+                pause()
+            self._device.compute_waits(arrival)
+            late = arrival
+        return late
+
+    def _whole(self, key: Key, slot: int) -> Wanted:
+        return Wanted(key, slot, *self._dram.place(*key), self.carried.whole(key))
