@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from penstock.runtime.memory.card_events import CardEvents
+from penstock.runtime.memory.card_events import CardEvents, HostPoint
 
 
 @dataclass(eq=False)
@@ -100,3 +100,12 @@ def test_an_event_that_is_used_again_knows_nothing_of_its_earlier_point() -> Non
     later = card.events.record([350.0])
     assert len(card.made) == 2 and not later.done()
     assert later.seconds_after(begin) == 0.3
+
+
+def test_a_point_of_the_hosts_clock_has_happened_and_asks_the_driver_nothing() -> None:
+    card, point = Card(), HostPoint(1.25)
+    begin = card.events.record([0.0])
+    card.asked()
+    point.before("compute")
+    point.wait()
+    assert point.done() and point.seconds_after(begin) == 1.25 and card.asked() == []

@@ -1,0 +1,88 @@
+"""When the kernels of units that lie on the card are booked: many at once, in their order, and never before they are over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.planner.contract.decided.placement import Unit
+from penstock.runtime.moving.ledger import Ledger
+from penstock.runtime.moving.stream import MOST_UNBOOKED, RingStream
+from tests.runtime.fakes import FakeDevice
+
+
+class Still:
+    """Streams nothing."""
+
+    def begin_pass(self) -> None: ...
+
+
+class Asked(FakeDevice):
+    """Counts how often it was asked whether something is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def done(self, event: Any) -> bool:
+        self.asked += 1
+        return super().done(event)
+
+
+@pytest.fixture
+def made() -> tuple[RingStream, Asked, Ledger]:
+    device, ledger, nothing = Asked(), Ledger(keep_spans=True), Still()
+    return RingStream(nothing, nothing, {}, device, ledger), device, ledger  # type: ignore[arg-type]
+
+
+def names(ledger: Ledger) -> list[str]:
+    return [span.name for span in ledger.spans]
+
+
+def compute(stream: RingStream, layers: range) -> None:
+    for layer in layers:
+        for kind in ("attn", "ffn"):
+            stream.enter(Unit(kind, layer))
+            stream.leave(Unit(kind, layer))
+
+
+def test_units_of_a_pass_are_booked_at_its_end_as_far_as_they_are_over(made: tuple[RingStream, Asked, Ledger]) -> None:
+    stream, device, ledger = made
+    stream.begin_pass()
+    compute(stream, range(3))
+    assert device.asked == 0 and not ledger.spans
+    for _ in range(4):
+        device.advance("compute")
+    stream.end_pass()
+    assert names(ledger) == ["attn.0", "ffn.0", "attn.1", "ffn.1"]
+    device.finish("compute")
+    stream.settle()
+    assert names(ledger)[4:] == ["attn.2", "ffn.2", "head.0"]
+    ends = [span.end for span in ledger.spans]
+    assert ends == sorted(ends)
+
+
+def test_a_long_pass_books_before_its_end(made: tuple[RingStream, Asked, Ledger]) -> None:
+    stream, device, ledger = made
+    stream.begin_pass()
+    compute(stream, range(MOST_UNBOOKED // 2 - 1))
+    device.finish("compute")
+    assert device.asked == 0
+    compute(stream, range(MOST_UNBOOKED // 2 - 1, MOST_UNBOOKED // 2))
+    assert len(ledger.spans) == MOST_UNBOOKED - 2
+    assert device.asked == 3, "of what came before what is over nobody asks"
+
+
+def test_computing_that_stands_still_with_nothing_under_way_ends_now(made: tuple[RingStream, Asked, Ledger]) -> None:
+    stream, device, ledger = made
+    stream.begin_pass()
+    stream.enter(Unit("ffn", 0))
+    stream.idle()
+    assert not device._queues["compute"], "no event was recorded"
+    stream.idle()
+    stream.resume()
+    stream.leave(Unit("ffn", 0))
+    device.finish("compute")
+    stream.settle()
+    assert names(ledger) == ["ffn.0", "ffn.0"], "before it stood still, and behind"
