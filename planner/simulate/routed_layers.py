@@ -58,8 +58,8 @@ class RoutedLayers:
         tokens = max(1, round(each.kv_new))
         routing = self._routers.next(self._places[layer], self.sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
-        experts.visit(layer, routing)
-        self._issued_ns, called_ns = 0, each.called_ns * experts.copied
+        experts.visit(layer, routing, each.called_ns)
+        self._issued_ns = 0
         while experts.waiting:
             since = lanes.now
             yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
@@ -68,13 +68,12 @@ class RoutedLayers:
             self._issued_ns += lanes.now - copied_since
             expert = experts.ready()
             assert expert is not None, "it was waited for"
-            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert]) + called_ns
+            name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
             on_cpu = experts.is_computed(expert)
             self._record.waited(COMPUTE, CPU if on_cpu else waits_for, name, since, lanes.now)
             if on_cpu:
                 experts.used(expert)
                 continue
-            called_ns = 0
             length_ns -= self.hidden(each.expert_issued_ns)
             yield lanes.do(COMPUTE, Work(("expert", layer), name, 0, lambda: None), length_ns)
             experts.used(expert)

@@ -121,6 +121,7 @@ class CardExperts:
             yield from self._ready(layer, (expert,))[1]
             self._used(layer, (), (expert,))
         while coming.far:
+            self._make_room(layer, coming)
             arrived = self._bring_part(layer, coming)
             if arrived is not None:
                 yield from self._ready(layer, (arrived,))[1]
@@ -188,7 +189,7 @@ class CardExperts:
         if not coming.decided:
             self._decide(layer, coming, routing)
         self._let_go(layer, here, came)
-        self._dram.release(layer, [one.expert for one in coming.asked])
+        self._release_asked(layer, coming)
         if self._copies.unbooked >= MOST_UNBOOKED or self._cache.is_last(layer):
             self._copies.settle()
 
@@ -196,6 +197,7 @@ class CardExperts:
         """Wait for the SSD: for all that it still has to bring, where each has its slots; else for one, unless ``others`` are to be
         computed with and will leave some."""
         came: list[int] = []
+        self._make_room(layer, coming)
         if not coming.near and coming.far.keys() <= coming.carried.keys():
             self._clock.pause()
             return self._all_came(layer, coming)
@@ -273,6 +275,17 @@ class CardExperts:
         """What the CPU computes, for kernels issued from now on."""
         if coming.asked and self._beside is not None:
             yield from self._beside.made(coming.asked)
+            self._release_asked(layer, coming)
+
+    def _make_room(self, layer: int, coming: Misses) -> None:
+        """Let the CPU's experts go where something read finds no slot of DRAM: those that came before it may be there to stay in theirs."""
+        if coming.asked and not self._dram.all_asked:
+            self._release_asked(layer, coming)
+
+    def _release_asked(self, layer: int, coming: Misses) -> None:
+        """Once: a slot that is given again is not written before the CPU has read it."""
+        if not coming.released:
+            coming.released = True
             self._dram.release(layer, [one.expert for one in coming.asked])
 
     def _decide(self, layer: int, coming: Misses, routing: Routing) -> None:

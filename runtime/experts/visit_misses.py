@@ -23,6 +23,8 @@ class Misses:
     """Of those from the SSD, the ones that readers copy."""
     asked: Sequence[Asked] = ()
     """Of the CPU, which began with them."""
+    released: bool = False
+    """Whether DRAM may let go of those."""
     decided: bool = False
     """Whether both tiers know what is to stay."""
     looked_ahead: bool = False

@@ -25,7 +25,7 @@ def solved(hardware: str, model: str, *typed: str) -> Plan:
 @pytest.mark.parametrize(
     ("hardware", "model", "typed", "step"),
     [
-        ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192",), 0.07),
+        ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192",), 0.08),
         ("h200", "qwen3-235b-a22b", ("workload.new_tokens=96",), 0.08),
         ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
         ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=96",), 0.07),
@@ -71,3 +71,34 @@ def test_two_unlike_cards_promise_a_prompt_that_is_simulated(dram: str) -> None:
     record = RanksSimulation(plan, Options()).run()[0].record
     assert fmean(record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.08)
     assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.07)
+
+
+ROWS = (
+    "workload.batch=8",
+    "workload.requests=8",
+    "workload.context_tokens=1024",
+    "hardware.dram_bytes=400GB",
+    "force.expert_dram_slots=128",
+)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "typed"),
+    [
+        ("rtx4090", ("moe.host=split", "moe.policy=lru", "workload.prompt_tokens=256", "workload.new_tokens=20")),
+        ("rtx5080", ("moe.host=copied", "workload.prompt_tokens=64", "workload.new_tokens=16")),
+    ],
+)
+def test_reads_go_on_where_few_slots_are_left(hardware: str, typed: tuple[str, ...]) -> None:
+    """What was read is to take the places of experts that the CPU computes with: it gives them back before all else has come. An expert
+    with a slot of VRAM is copied to its end, whether or not the one before it has found one."""
+    plan = solved(hardware, "mixtral8x7b", *ROWS, *typed)
+    record = Simulation(plan).run().record
+    assert len(record.step_ns) == plan.workload.new_tokens - 1 and record.counts["decode ssd bytes"] > 0
+
+
+def test_copies_of_a_token_begin_when_the_host_has_called_for_all_of_them() -> None:
+    """Where its experts are recorded, too, nothing else hides these calls."""
+    plan = solved("rtx5080", "qwen3-30b-a3b", "hardware.dram_bytes=400GB", "moe.host=copied", "moe.policy=lru", "workload.new_tokens=24")
+    steps = Simulation(plan).run().record.step_ns
+    assert fmean(steps[4:]) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.05)

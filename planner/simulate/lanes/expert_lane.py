@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
-from penstock.planner.common.timeline.spans import CPU, EXPERTS, SSD
+from penstock.planner.common.timeline.spans import CPU, EXPERTS, LAUNCH, SSD
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.plan.plan import Plan
@@ -32,12 +33,12 @@ class SimulatedExperts:
         """Experts of the visited layer that were not computed with."""
         self._given: dict[int, None] = {}
         """Of these, those that compute takes as soon as each is there, in this order: what was there, then as copies begin."""
-        self.copied = 0
-        """Of the visited layer's, those that VRAM missed and the link brings."""
         self._visited = (experts.layers[0], 0)
         self._far: dict[Key, int] = {}
         """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
         self._near: deque[Key] = deque()
+        self._calling = False
+        """Whether the host is still on its way to the first copy of the visit."""
         self._todo: deque[Key] = deque()
         self._wanted: Iterator[Key] | None = None
         self._wanted_in_dram: Iterator[Key] | None = None
@@ -72,8 +73,8 @@ class SimulatedExperts:
         """The tier that compute takes experts from."""
         return self.card or self.dram
 
-    def visit(self, layer: int, routing: Routing) -> None:
-        """``layer``'s router has chosen."""
+    def visit(self, layer: int, routing: Routing, called_ns: int = 0) -> None:
+        """``layer``'s router has chosen. ``called_ns``: the host's for each missed expert that DRAM has, before it queues their copies."""
         self._visited = layer, len(routing.experts)
         self._wanted = None
         self._looked = False
@@ -105,9 +106,12 @@ class SimulatedExperts:
             if self._far and len(near) > first:
                 near[first:] = self.dram.cache.leaving_first(layer, near[first:])
             self._near.extend((layer, e) for e in near)
+            self._calling = bool(called_ns and self._near)
+            if self._calling:
+                calls = Work(("calls", layer), f"copies of layer {layer}", 0, partial(setattr, self, "_calling", False))
+                self._lanes.add(LAUNCH, calls, called_ns * len(self._near))
         self._todo.extend((layer, e) for e in misses)
         self._late_ns = 0 if routing.prompt or self._lanes.of[SSD].moving else self._visit_late_ns
-        self.copied = 0 if self.card is None else len(hits) + len(misses) - len(self._on_cpu)
         self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
 
     def _begin_on_cpu(self, layer: int, routing: Routing, near: Sequence[int]) -> None:
@@ -133,12 +137,11 @@ class SimulatedExperts:
         return self._on_cpu.get(expert, False)
 
     def ready(self) -> int | None:
-        """An expert that compute can take now, the first of the visit's order. The CPU's results are taken behind all others."""
+        """An expert that compute can take now, the first of the visit's order, in which the CPU's come last. Their results are taken
+        early where nothing else is here: slots of DRAM that reads wait for may be theirs."""
         layer, _ = self._visited
-        first = next(iter(self.waiting))
-        if first in self._on_cpu:
-            return next((e for e in self.waiting if self._on_cpu[e]), None)
-        return next((e for e in self._given if self.nearest.here((layer, e))), None)
+        here = (e for e in self._given if self.nearest.here((layer, e)))
+        return next(chain(here, (e for e in self.waiting if self._on_cpu.get(e, False))), None)
 
     def copied_only(self) -> bool:
         """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
@@ -163,7 +166,7 @@ class SimulatedExperts:
             did = True
         if self.card is None:
             return self._look_ahead_in_dram() or did
-        while self._near and self.card.cache.free:
+        while self._near and not self._calling and self.card.cache.free:
             did = self._begin_copy(self._next_whole(), self._pieces)
         for key in [key for key, pieces in self._far.items() if pieces and not self._near]:
             if key not in self.card.coming and not self._begin_copy(key, 0):

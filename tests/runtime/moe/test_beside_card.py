@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +116,25 @@ def test_a_run_whose_cpu_has_no_product_copies_all_and_says_so(random_mixtral: P
         session.generate(batch, Sampler(Sampling(), CPU))
         assert session.engine.facts()["experts"]["computed_on_cpu"] is None
     assert [line for line in told if "all missed experts are copied" in line]
+
+
+def test_what_is_read_finds_slots_while_the_cpu_has_the_kept_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight experts, of which DRAM keeps four: those that are read are to take their places, and come to more than it has transit slots."""
+    torch.manual_seed(3)
+    config = AutoConfig.for_model("mixtral", **SIZES, num_local_experts=8, num_experts_per_tok=3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(tmp_path)
+    waits = DramExperts.next_parts
+
+    def for_what_comes(dram: DramExperts, layer: int, experts: Collection[int], *asked: Any) -> Any:
+        assert any((layer, expert) in dram._fetches for expert in experts), "nobody reads what is waited for"
+        return waits(dram, layer, experts, *asked)
+
+    monkeypatch.setattr(DramExperts, "next_parts", for_what_comes)
+    draw = torch.Generator().manual_seed(1)
+    batch = Batch([torch.randint(1, 300, (5,), generator=draw).tolist() for _ in range(6)], max_new_tokens=12, chunk_tokens=1 << 20)
+    made, facts = run(plan_of(tmp_path, 6, dram=15), tmp_path, batch)
+    assert made.tokens == said(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval(), batch).tokens
+    assert facts["computed_on_cpu"] > 0 and facts["dram"]["misses"] > 0
 
 
 def behind_reads(method: Callable[..., Any]) -> Callable[..., Any]:
