@@ -16,7 +16,7 @@ from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.experts.expert_misses import ALL_ASKED, visit
 from penstock.planner.contract.experts.policies.lru import LruPolicy
 from penstock.planner.contract.experts.routing_files import read_routings
-from penstock.planner.contract.experts.visit_waits import MISSED_AT, wait_lines
+from penstock.planner.contract.experts.visit_waits import MISSED_AT, bent_lines, mean_of, wait_lines
 from penstock.planner.contract.given.model import Experts, touched_experts
 from penstock.planner.contract.prices.routed import Routed
 from penstock.planner.replay.replayed import hit_curve
@@ -47,6 +47,23 @@ def test_lines_touch_the_mean_wait_and_never_exceed_it(asked, copy_s, hides, odd
         if at in MISSED_AT:
             assert largest == pytest.approx(true_s, abs=1e-9)
         assert largest >= true_s - 0.02 * asked * copy_s
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=7), st.floats(0.01, 0.99), st.floats(0, 1))
+def test_bent_lines_are_exact_where_they_are_asked_and_rise_ever_faster(more, odds, even) -> None:
+    waits = tuple(sum(more[:n]) for n in range(len(more) + 1))
+    lines, asked = bent_lines(waits, odds, even), len(more)
+    assert [line.each for line in lines] == sorted(line.each for line in lines)
+    assert max(line.none + line.each * odds * asked for line in lines) == pytest.approx(mean_of(waits, odds, even), abs=1e-9)
+    for at in MISSED_AT:
+        largest = max(line.none + line.each * at * asked for line in lines)
+        assert at > odds or largest <= mean_of(waits, at, even) + 1e-9
+
+
+def test_of_visits_that_miss_alike_the_mean_is_that_of_their_number() -> None:
+    waits = (0.0, 0.0, 1.0, 4.0)
+    assert mean_of(waits, 0.5, 1.0) == pytest.approx(0.5) and mean_of(waits, 0.5) == pytest.approx((0 + 0 * 3 + 1 * 3 + 4) / 8)
+    assert mean_of(waits, 0.5, 0.5) == pytest.approx((0.5 + 7 / 8) / 2)
 
 
 def test_who_misses_few_waits_for_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 NOBODY: tuple[int, ...] = ()
 
@@ -16,7 +17,7 @@ class HostSplit:
     With k of n missed experts on the CPU, q seconds of copies on the link before them, b the share of a rate that is left while both are
     at work, the visit waits for
 
-        max(hop + sum of host_s / b_host, q + (n - k) * copy_s / b_link)
+        max(hop + sum of host_s, q + (n - k) * copy_s), each at its b until the shorter one ends
 
     and the least k is taken for which that is least. The CPU takes those with the fewest rows, whose products are shortest; a copy takes
     as long for any. The link keeps what it brings, so it gets those that the caller names first.
@@ -33,12 +34,21 @@ class HostSplit:
     link_beside: float = 1.0
     """The share of the link's rate that is left while the CPU computes."""
 
+    def ends(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> tuple[float, float]:
+        """Seconds until the CPU's results of experts of ``rows`` are there, and until ``copied`` others are where they are computed; 0 for
+        none."""
+        return self.ends_of(sum(self.host_s[n - 1] for n in rows), bool(rows), copied, queue_s)
+
+    def ends_of(self, host_s: float, any_rows: bool, copied: int, queue_s: float) -> tuple[float, float]:
+        """The same where the CPU's products take ``host_s`` while the link rests."""
+        link_s = queue_s + copied * self.copy_s
+        both_s = min(host_s / self.host_beside, link_s / self.link_beside)
+        host_s, link_s = host_s + both_s * (1 - self.host_beside), link_s + both_s * (1 - self.link_beside)
+        return self.hop_s + host_s if any_rows else 0.0, link_s if copied else 0.0
+
     def lasts(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> float:
-        """Seconds until experts of ``rows`` on the CPU and ``copied`` others are where they are computed, the CPU's results too."""
-        both = bool(rows) and copied > 0
-        host = self.hop_s + sum(self.host_s[n - 1] for n in rows) / (self.host_beside if both else 1.0) if rows else 0.0
-        link = queue_s + copied * self.copy_s / (self.link_beside if both else 1.0) if copied else 0.0
-        return max(host, link)
+        """Seconds until all of these are there."""
+        return max(self.ends(rows, copied, queue_s))
 
     def on_host(self, rows: Sequence[int], queue_s: float = 0.0) -> tuple[int, ...]:
         """Positions in ``rows``, one entry a missed expert that lies in DRAM, of those that the CPU computes, in the order given.
@@ -46,15 +56,11 @@ class HostSplit:
         visits ask the same again and the card waits for the answer."""
         return _on_host(self, tuple(rows), queue_s)
 
-    def each_s(self, experts: int) -> float:
-        """Seconds that each of ``experts`` missed ones of one row adds to a visit, on average."""
-        taken = len(self.on_host([1] * experts))
-        return self.lasts([1] * taken, experts - taken) / experts
-
 
 @lru_cache(maxsize=1024)
 def _on_host(split: HostSplit, rows: tuple[int, ...], queue_s: float) -> tuple[int, ...]:
     fits = [at for at, n in enumerate(rows) if 1 <= n <= len(split.host_s)]
     order = sorted(fits, key=lambda at: (rows[at], -at))
-    waits = [split.lasts([rows[at] for at in order[:k]], len(rows) - k, queue_s) for k in range(len(order) + 1)]
+    seconds = accumulate((split.host_s[rows[at] - 1] for at in order), initial=0.0)
+    waits = [max(split.ends_of(host_s, k > 0, len(rows) - k, queue_s)) for k, host_s in enumerate(seconds)]
     return tuple(sorted(order[: waits.index(min(waits))]))

@@ -17,7 +17,6 @@ copies whenever it works: it takes C / c'. Where c' + N * l' is more than the ho
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,16 +27,19 @@ from penstock.planner.contract.decided.recording import can_record, launched_bec
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.host_split import HostSplit
+from penstock.planner.contract.experts.shared_visits import NO_VISITS, SharedVisits, Unasked, missed_rows, shared_visits
+from penstock.planner.contract.experts.visit_waits import mean_of
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
+from penstock.planner.contract.prices.late_experts import ahead_of
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
-from penstock.planner.contract.prices.stages import expert_copy_s
+from penstock.planner.contract.prices.stages import between_experts_s, expert_copy_s, expert_step_s
 from penstock.planner.contract.ranks.dealing import Dealing
 
 
@@ -241,40 +243,57 @@ class Missed:
     """One of a decode step's experts that VRAM misses and DRAM holds."""
 
     bill: Price
-    waits: tuple[float, ...]
-    """Seconds that a visit waits which misses 0, 1, 2 ... of them, if nothing goes on beside."""
-    copies: tuple[int, ...] = (0,)
-    """How many of these the link brings."""
+    visits: SharedVisits = NO_VISITS
+    """Such as miss 0, 1, 2 ... of them, if nothing goes on beside."""
+    all_asked: SharedVisits = NO_VISITS
+    """The same of visits that use nearly all experts of a layer: some have come, or come, when the router speaks."""
     copied: float = 1.0
     """The share of them that the link brings."""
+    odds: float | None = None
+    """Of a layer's experts that a step uses, the share that such a plan misses as ``copied`` is counted for; None where all are copied."""
 
     @classmethod
-    def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, copied: Price) -> Missed:
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, kv_bytes: int, copied: Price) -> Missed:
         """Where ``copied`` is the price of a copy. Shared with the CPU, all layers miss as many on average as those of a plan that streams
-        nothing but experts, each expert by itself: so the price is the same for all decisions of one program."""
+        nothing but experts and has ``kv_bytes`` of KV in VRAM, each expert by itself: so the price is the same for all decisions of one
+        program. The card is spared what the CPU computes with."""
         split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
+        copy_s = copied.of(Resource.h2d)
         if experts is None or gpu is None:
-            return cls(copied, (0.0,))
-        visited = max(1, round(visit(experts, batch).touched))
+            return cls(copied)
+        one = visit(experts, batch)
+        visited, seen = max(1, round(one.touched)), one.touched / experts.count
         if split is None:
-            return cls(copied, tuple(n * copied.of(Resource.h2d) for n in range(visited + 1)), tuple(range(visited + 1)))
-        missed = missed_beside_layers(gpu, hardware.vram_bytes, model, experts, visit(experts, batch))
-        odds = min(1.0, max(1e-6, missed / len(experts.layers) / visited))
-        rows = max(1, round(batch * experts.top_k / visited))
-        taken = [len(split.on_host([rows] * n)) for n in range(visited + 1)]
-        chances = [math.comb(visited, n) * odds**n * (1 - odds) ** (visited - n) for n in range(visited + 1)]
-        on_host = sum(chance * mine for chance, mine in zip(chances, taken, strict=True)) / (odds * visited)
-        waits = [split.lasts([rows] * mine, n - mine) for n, mine in enumerate(taken)]
-        each_s = sum(chance * wait_s for chance, wait_s in zip(chances, waits, strict=True)) / (odds * visited)
-        link = Price({Resource.h2d: (1 - on_host) * copied.of(Resource.h2d)})
-        computed_s = on_host * split.host_s[rows - 1] if on_host else 0.0
-        bill = link + Price({Resource.cpu: computed_s}) + passed(hardware, experts.expert_bytes)
-        even = tuple(n * each_s for n in range(visited + 1))  # a mean: two that are shared take hardly longer than one
-        return cls(bill, even, tuple(n - mine for n, mine in enumerate(taken)), 1 - on_host)
+            came = ahead_of(hardware, model) * seen
+            return cls(copied, SharedVisits.copied(copy_s, visited), SharedVisits.copied(copy_s, visited, came))
+        kept = kept_beside_layers(gpu, hardware.vram_bytes - kv_bytes, model, experts) / len(experts.layers)
+        beside_s = between_experts_s(hardware, model, batch)
+        ahead = min(ahead_of(hardware, model), 1 + beside_s / copy_s)  # the link has copied until then: one is on its way
+        rows, unasked = missed_rows(experts, batch, round(kept), len(split.host_s)), Unasked(ahead, round(ahead * seen), beside_s)
+        ways = shared_visits(split, rows, visited), shared_visits(split, rows, visited, unasked)
+        odds = min(1.0, max(1e-6, one.missed(kept) / visited))
+
+        def each(few: Sequence[float], many: Sequence[float]) -> float:
+            """Of one missed expert."""
+            few_s, many_s = mean_of(few, odds, one.even), mean_of(many, odds, one.even)
+            return ((1 - one.all_asked) * few_s + one.all_asked * many_s) / (odds * visited)
+
+        on_host = each(*(way.taken for way in ways))
+        host_s, link_s = each(*(way.host_s for way in ways)), each(*(way.link_s for way in ways))
+        seconds = {
+            Resource.h2d: link_s + host_s * (1 - split.link_beside) / split.host_beside,
+            Resource.cpu: host_s,
+            Resource.card: -on_host * expert_step_s(hardware, model, batch),
+        }
+        return cls(Price(seconds, alongside=host_s) + passed(hardware, experts.expert_bytes), *ways, 1 - on_host, odds)
+
+
+def kept_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts) -> int:
+    """Experts of all layers that VRAM keeps beside all that is no expert, as far as there is room."""
+    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
+    return kept_in_all(experts, max(0, vram_bytes - others) // expert_vram_bytes(experts))
 
 
 def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
-    """Experts of all layers that VRAM misses which keeps all that is no expert, and as many experts as there is room for."""
-    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
-    slots = max(0, vram_bytes - others) // expert_vram_bytes(experts)
-    return len(experts.layers) * one.missed(kept_in_all(experts, slots) / len(experts.layers))
+    """Experts of all layers that such a VRAM misses."""
+    return len(experts.layers) * one.missed(kept_beside_layers(gpu, vram_bytes, model, experts) / len(experts.layers))

@@ -25,7 +25,6 @@ from penstock.planner.contract.prices.stages import (
     earlier_kv,
     kv_fill,
     last_part_share,
-    launched_meanwhile_s,
     lookup_s,
     mixed_compute_s,
     more_operations,
@@ -113,7 +112,7 @@ def decode_phase(
         recorded = replace(passed, recorded=True)
         compute_s = chained_s(hardware, model, recorded, lambda machine, own, _: recorded_s(machine, own.decoded(kinds), context, batch))
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
-    rest = _rest(hardware, model, head_blocks, 1, compute_s, read) + Price(meanwhile=launched_meanwhile_s(hardware, model, batch))
+    rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)
     coded = _coded(hardware, model, forms, 1, batch, issues=not records)
     issued_s = _issued_s(hardware, model, issue_s(hardware, model if records else computed_by, batch))

@@ -73,12 +73,12 @@ class Moved:
             if count:
                 kv_price += table.kv(layer, tier) * count
         units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in placement.alike.items())
-        read, copied, missed = Price(), Price(), Missed(Price(), (0.0,))
+        read, copied, missed = Price(), Price(), Missed(Price())
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
             read = table.brought(nbytes, Tier.ssd, Place.host)
             copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
-            missed = Missed.of(hardware, model, decisions.experts, decisions.batch, copied)
+            missed = Missed.of(hardware, model, decisions.experts, decisions.batch, layer * model.layers, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram) if gpu else Price()
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()

@@ -85,14 +85,15 @@ class Price:
     late: Mapping[Late, Amount] = field(default_factory=dict)
     """Seconds for which the card waits in its layers for experts that are copied when their routers have spoken, less what it computes
     meanwhile; nothing where that is less than 0."""
-    meanwhile: float = 0.0
-    """Seconds of the card's in which the host launches what comes behind missed experts, while the CPU computes these."""
+    alongside: Amount = 0
+    """Of the CPU's seconds, those that the card does not wait for in turn: of experts, whose visits have a law of their own,
+    ``penstock.planner.contract.prices.routed``."""
 
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)
         issued, handing = self.issued + other.issued, self.handing + other.handing
         behind, rests, late = self.behind + other.behind, self.rests + other.rests, _sum(self.late, other.late)
-        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.meanwhile + other.meanwhile)
+        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.alongside + other.alongside)
 
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
@@ -100,7 +101,7 @@ class Price:
         issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
         handing, rests = self.handing * count if self.hands_over else 0, self.rests * count if self.is_full else 0
         late = {layers: seconds * count for layers, seconds in self.late.items()}
-        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.meanwhile * count if self.meanwhile else 0.0)
+        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.alongside * count if self.shares else 0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -132,6 +133,11 @@ class Price:
         return not isinstance(self.rests, int | float) or self.rests > 0
 
     @property
+    def shares(self) -> bool:
+        """Whether anything goes on :attr:`alongside`."""
+        return not isinstance(self.alongside, int | float) or self.alongside > 0
+
+    @property
     def issuing_s(self) -> float:
         """Seconds that the interpreter takes at least for what it launches, queues and waits for, where these are numbers."""
         return float(max(self.in_turn, self.issued + self.handing if self.issues and self.hands_over else 0.0))
@@ -139,8 +145,7 @@ class Price:
     def least(self) -> Iterator[Amount]:
         """Seconds that the work takes at least: those of each resource, and of its chains.
 
-        Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed. What
-        the host launches meanwhile hides.
+        Resources work side by side. The card and the CPU follow each other, since each layer needs what the one before it computed.
         Launching kernels and queueing copies share the interpreter. The LM head comes behind the last layer. The link rests while the
         ring is full.
         """
@@ -152,7 +157,7 @@ class Price:
         for layers in Late:
             yield self.of(Resource.card) + self.behind + self.late[layers] if layers in self.late else 0.0
         both = Resource.card in self.seconds and Resource.cpu in self.seconds
-        yield self.of(Resource.card) - self.meanwhile + self.of(Resource.cpu) if both else 0.0
+        yield self.of(Resource.card) + self.of(Resource.cpu) - self.alongside if both else 0.0
 
     def lasts(self) -> float:
         """Seconds of the work, where its amounts are numbers: the longest of the least."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.experts.expert_misses import Misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
-from penstock.planner.contract.experts.visit_waits import Line, wait_lines
+from penstock.planner.contract.experts.shared_visits import SharedVisits
+from penstock.planner.contract.experts.visit_waits import Line, bent_lines, wait_lines
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -19,7 +20,7 @@ from penstock.planner.contract.prices.late_experts import ahead_of
 from penstock.planner.contract.prices.launches import copied_issue_s, expert_launches
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Amount, Resource
-from penstock.planner.contract.prices.stages import launched_meanwhile_s, weight_pass_s
+from penstock.planner.contract.prices.stages import expert_step_s, launched_meanwhile_s, weight_pass_s
 from penstock.planner.contract.ranks.rank_chain import fetching_turns
 
 PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -48,6 +49,8 @@ class Routed:
           reads * fetch - (u - 1) * expert_compute
 
       The lines touch the mean where nothing and where all is read. Launches of experts are part of ``expert_compute`` here.
+    * **The CPU.** Of k missed experts it may compute j beside the link's copies (``SharedVisits``). k * f is then the later end of both.
+      The card computes and launches u - j, and ``compute`` is without as many as the CPU has on average.
     * **Many rows.** Visits that use nearly all experts know the next layer's: as many come ahead as in a prompt.
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Late.** A layer that reads asks a drive that is idle, and the host is on the way to it and back: ``late_read_s``, once for all that
@@ -110,6 +113,8 @@ class Routed:
     """Ranks of a host, each of which reads alone while it is its turn: their rates are a share of the drive's."""
     link_alone: float = 1.0
     """Seconds of a copy while no other rank's link carries, of those while all do."""
+    even: float = 0.0
+    """See :attr:`penstock.planner.contract.experts.expert_misses.Visit.even`."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
@@ -130,7 +135,7 @@ class Routed:
             meanwhile_s = launched_meanwhile_s(hardware, model, batch) / len(model.experts.layers)
             issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * expert_s + meanwhile_s
             each_s = expert_launches(hardware, model, batch) * meanwhile_s
-            launched_s, others_s = expert_s + each_s, meanwhile_s - u * each_s
+            launched_s, others_s = expert_step_s(hardware, model, batch), meanwhile_s - u * each_s
             called_each_s = copied_issue_s(hardware, model, batch)
             called_s = alone * called_each_s
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
@@ -160,6 +165,7 @@ class Routed:
             ranks,
             each_host,
             carried,
+            one.even,
         )
 
     def beside(self, streamed: Streamed) -> Amount:
@@ -185,20 +191,21 @@ class Routed:
 
     def waited(self, missed: Missed, copy_s: float) -> Sequence[Line]:
         """What a visit waits for ``missed`` experts, each of which is copied in ``copy_s``."""
-        return wait_lines(
-            tuple(
-                self._left_s(at * self.called_each_s + wait_s * self.link_alone, copies, copy_s * self.link_alone)
-                for at, (wait_s, copies) in enumerate(zip(missed.waits, missed.copies, strict=True))
-            )
-        )
+        few, many = missed.visits, missed.all_asked
+        left = []
+        for n in range(len(few.taken)):
+            left_s = (1 - self.all_asked) * self._left_s(few, n, copy_s, 0.0)
+            left.append(left_s + self.all_asked * self._left_s(many, n, copy_s, self.ahead))
+        return wait_lines(tuple(left)) if missed.odds is None else bent_lines(tuple(left), missed.odds, self.even)
 
-    def _left_s(self, wait_s: float, copies: int, copy_s: float) -> float:
-        """Of ``wait_s`` for experts, some of which are ``copies`` over the link: what nothing goes on beside, on average."""
-        left_s = 0.0
-        for share, ahead in ((1 - self.all_asked, 0.0), (self.all_asked, self.ahead)):
-            full_s = (copies - ahead - self.slots) * copy_s - (copies - ahead - 2) * self.expert_s - self.others_s
-            left_s += share * max(0.0, wait_s - self.beside_s - ahead * copy_s, full_s if self.expert_s < copy_s else 0.0)
-        return left_s
+    def _left_s(self, visits: SharedVisits, missed: int, copy_s: float, ahead: float) -> float:
+        """Of a visit's wait for ``missed`` experts what nothing goes on beside. ``ahead`` have come unasked for."""
+        taken = visits.taken[missed]
+        copies, copy_s = missed - taken, copy_s * self.link_alone
+        wait_s = max(visits.host_ends[missed], visits.link_ends[missed] * self.link_alone + copies * self.called_each_s)
+        beside_s = self.beside_s - taken * self.expert_s
+        full_s = (copies - ahead - self.slots) * copy_s - (copies - ahead - 2) * self.expert_s - self.others_s
+        return max(0.0, wait_s - beside_s, full_s if self.expert_s < copy_s else 0.0)
 
 
 def behind_last(read: float) -> tuple[float, float]:

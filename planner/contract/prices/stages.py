@@ -11,10 +11,11 @@ from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.recording import are_tabled, can_record, staged_bytes
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s
-from penstock.planner.contract.prices.launches import OPERATIONS, asked_issue_s, issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s, unit_s
+from penstock.planner.contract.prices.launches import OPERATIONS, asked_issue_s, expert_launches, issue_s, pieces_issue_s, step_issue_s
 
 
 class Stage(StrEnum):
@@ -137,6 +138,25 @@ def launched_meanwhile_s(hardware: HardwareProfile, model: ModelSpec, tokens: in
     if can_record(hardware, model):
         return 0.0 if are_tabled(model, tokens) else pieces_issue_s(hardware, model, tokens)
     return max(0.0, issue_s(hardware, model, tokens) - weight_read_s(hardware, model, tokens))
+
+
+def expert_step_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds of the card's for one of the routed experts that a layer of a decode step over ``tokens`` tokens uses, its launches with
+    them."""
+    if model.experts is None:
+        return 0.0
+    unit, rows = model.of_kind(UnitKind.expert)[0], max(1.0, tokens * model.experts.top_k / touched_experts(model.experts, tokens))
+    meanwhile_s = launched_meanwhile_s(hardware, model, tokens) / len(model.experts.layers)
+    return unit_s(hardware, unit, rows) + expert_launches(hardware, model, tokens) * meanwhile_s
+
+
+def between_experts_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Seconds of the card's between two layers' routed experts in such a step, launches apart: reading all other weights, on average."""
+    if model.experts is None:
+        return 0.0
+    unit, u = model.of_kind(UnitKind.expert)[0], touched_experts(model.experts, tokens)
+    experts_s = len(model.experts.layers) * u * unit_s(hardware, unit, max(1.0, tokens * model.experts.top_k / u))
+    return max(0.0, weight_read_s(hardware, model, tokens) - experts_s) / model.layers
 
 
 def decode_compute_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, kernels_s: float = 0.0) -> float:

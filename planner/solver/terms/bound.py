@@ -16,6 +16,7 @@ from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.solver.terms.host_kv_terms import most_attended
 from penstock.planner.solver.terms.host_terms import most_host_units
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
@@ -88,7 +89,8 @@ def _experts(problem: Problem, table: PriceTable, vram: int, dram: int) -> Price
         return Price()
     slots = (min(experts.units, nbytes // experts.expert_bytes) / len(experts.layers) for nbytes in (vram, vram + dram))
     copied, read = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
-    nbytes = experts.expert_bytes
-    if problem.force.expert_host is MissedExperts.split:
-        copied = read  # the CPU may compute what DRAM holds
-    return table.brought(nbytes, Tier.ssd, Place.host) * read + table.brought(nbytes, Tier.dram, Place.ring, nbytes) * copied
+    nbytes, spared = experts.expert_bytes, NOTHING
+    if problem.force.expert_host is MissedExperts.split:  # the CPU may compute what DRAM holds
+        spared = Price({Resource.card: -expert_step_s(problem.hardware, problem.model, problem.batch) * copied})
+        copied = read
+    return table.brought(nbytes, Tier.ssd, Place.host) * read + table.brought(nbytes, Tier.dram, Place.ring, nbytes) * copied + spared

@@ -41,8 +41,10 @@ class ExpertTerms:
         program: LinearProgram,
         problem: Problem,
         ssd: tuple[Sequence[pulp.LpVariable], Sequence[SsdChoice]],
+        kv_bytes: int,
         ticks_per_s: float,
     ):
+        """``kv_bytes``: of all layers at the sequences' end."""
         self.experts = problem.model.experts
         self.slots: dict[Tier, pulp.LpAffineExpression | int] = {Tier.vram: 0, Tier.dram: 0}
         if self.experts is None:
@@ -66,7 +68,7 @@ class ExpertTerms:
             self.host = MissedExperts(problem.force.expert_host or MissedExperts.copied)
             slots = ExpertSlots(0, 0, chunk_bytes=self.chunk_bytes, host=self.host)
             copied += passed(problem.hardware, self.experts.expert_bytes)
-            self._missed_price = Missed.of(problem.hardware, problem.model, slots, problem.batch, copied)
+            self._missed_price = Missed.of(problem.hardware, problem.model, slots, problem.batch, kv_bytes, copied)
             self._vram_more = program.integer("experts_vram_more", 0, 1)
             all_vram = self._tier(Tier.vram, problem.force.expert_vram_slots, 0)
             self.copied = 1 - all_vram
@@ -132,7 +134,7 @@ class ExpertTerms:
         read, copied = self._missed(p.batch)
         reads = [(n, t * tick_s, late_s) for n, t, late_s in zip(read, self._read_t, self._late_s, strict=True)]
         copy_s = self._copy_t * tick_s
-        missed = self._missed_price if p.hardware.gpu else Missed(Price(), (0.0,))
+        missed = self._missed_price if p.hardware.gpu else Missed(Price())
         fetched = Fetched(reads, copied, copy_s, self.read, missed)
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 

@@ -64,7 +64,7 @@ class Formulation(LinearProgram):
         self._dram_cache()
         self._tables()
         self._kv()
-        self.experts = ExpertTerms(self, p, (self.ssd_bits, self.ssd_choices), self.ticks_per_s)
+        self.experts = ExpertTerms(self, p, (self.ssd_bits, self.ssd_choices), self.page.layer_bytes * self.layers, self.ticks_per_s)
         self._times()
         self._capacities()
 

@@ -40,6 +40,11 @@ def test_equal_sides_share_evenly_and_a_slow_cpu_takes_nothing() -> None:
     assert HostSplit(1.0, (1.0,), 0.0).on_host([1], queue_s=0.5) == (0,)
 
 
-def test_what_each_missed_expert_adds_is_less_than_its_copy_where_the_cpu_helps() -> None:
-    split = HostSplit(1.0, (1.0,), 0.1)
-    assert split.each_s(2) == pytest.approx(0.55) and split.each_s(1) == 1.0
+@given(splits, st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 4), st.floats(0, 1e-2))
+def test_each_side_is_slower_until_the_other_one_ends(split: HostSplit, rows: list[int], copied: int, queue_s: float) -> None:
+    host_s, link_s = split.ends(rows, copied, queue_s)
+    alone_s, copies_s = sum(split.host_s[n - 1] for n in rows), queue_s + copied * split.copy_s
+    first = min(host_s - split.hop_s, link_s)
+    assert min(1, split.host_beside) * first + max(0.0, host_s - split.hop_s - first) == pytest.approx(alone_s)
+    assert min(1, split.link_beside) * first + max(0.0, link_s - first) == pytest.approx(copies_s)
+    assert split.lasts(rows, copied, queue_s) == max(host_s, link_s)
