@@ -243,3 +243,20 @@ def test_the_card_s_figures_are_counters() -> None:
     spans = [Span(PASS, "prefill", 10.0, 11.0)]
     events = chrome_trace(Timeline(spans, [Sample("power_w", 10.5, 300.0)]))["traceEvents"]
     assert [(e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "C"] == [("power_w", 500000.0, {"value": 300.0})]
+
+
+def test_all_spans_are_gone_through_a_few_times_however_many_they_are() -> None:
+    class Counted(list[Span]):
+        passes = 0
+
+        def __iter__(self) -> Iterator[Span]:
+            self.passes += 1
+            return super().__iter__()
+
+    def passes(spans: int) -> int:
+        counted = Counted(Span(COMPUTE, f"attn.{k}", k, k + 1) for k in range(spans))
+        events = chrome_trace(Timeline(counted, [Sample("power_w", 0.5, 300.0)]))["traceEvents"]
+        assert sum(e["ph"] == "X" for e in events) == spans
+        return counted.passes
+
+    assert passes(500) == passes(5)
