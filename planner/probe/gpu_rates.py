@@ -71,7 +71,7 @@ class Gpu:
         if not torch.cuda.is_available():
             built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "a build without CUDA"
             raise CannotMeasure(f"no CUDA GPU: torch {torch.__version__} ({built}) sees none")
-        if index >= torch.cuda.device_count():
+        if not 0 <= index < torch.cuda.device_count():
             raise CannotMeasure(f"probe.gpu={index}: CUDA shows {torch.cuda.device_count()} GPUs, numbered from 0")
         self.index = index
         self.device = f"cuda:{index}"

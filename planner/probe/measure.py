@@ -76,7 +76,8 @@ class Probed:
 def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
     """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
 
-    ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. Memory: the
+    ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. ``settings.gpu`` other than 0
+    must be there: UserError. Where 0 is not, the CPU alone is measured. Memory: the
     arena (2.1 GB, or a quarter of the DRAM that is free), which the SSD is read into as well. On a file system in memory the scratch file
     takes up to another quarter. Leaves no file behind.
     """
@@ -93,6 +94,9 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
         found.add(Figure("cpu.cores", usable_cores(), "affinity and cgroup quota"))
         meter.say("loading torch, looking for a GPU")
         gpu = _open_gpu(settings.gpu, found)
+        if gpu is None and settings.gpu:
+            why = found.origin["gpu"].removeprefix("not measured: ").removeprefix(f"probe.gpu={settings.gpu}: ")
+            raise UserError(f"probe.gpu={settings.gpu}: {why}; choose another, or leave it out to measure the first one, or the CPU alone")
         arena = _measure_dram(found, meter, shares, facts.plan_bytes, gpu, held)
         others = _measure_compute(found, meter, shares, arena, gpu, held)
         _measure_ssd(found, meter, shares, directory, arena)

@@ -42,8 +42,8 @@ def probe_verb(cfg: ProbeConfig) -> None:
         console.print(f"warning: the machine is busy: {probed.load}; these figures are marked busy", style="yellow", soft_wrap=True)
     worse = [] if earlier is None or settings.force else worse_than(earlier, config)
     if worse:
-        more = f" and {len(worse) - 1} more are worse, too" if len(worse) > 1 else ""
-        why = " while the machine is busy" if probed.load.busy else ""
+        more = f", and {len(worse) - 1} more {'is' if len(worse) == 2 else 'are'} worse" if len(worse) > 1 else ""
+        why = " (the machine is busy)" if probed.load.busy else ""
         raise UserError(
             f"{profile_path(settings.name)} is kept, which has better figures: {worse[0]}{more}{why}; probe again on an idle machine, "
             "or set probe.force=true"

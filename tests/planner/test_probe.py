@@ -109,6 +109,13 @@ def test_without_a_gpu_the_profile_computes_on_the_cpu_and_says_why(disk):
     assert "no CUDA GPU" in unmeasured(found.origin)["gpu"]
 
 
+@pytest.mark.parametrize("number", [7, -1])
+def test_a_card_that_was_asked_for_and_is_not_there_is_refused_before_anything_is_measured(disk, monkeypatch, number):
+    monkeypatch.setattr(measure, "_measure_dram", lambda *_: pytest.fail("DRAM is measured"))
+    with pytest.raises(UserError, match=f"^probe.gpu={number}: (no CUDA GPU|CUDA shows).*; choose another, or leave it out"):
+        probe(ProbeSettings(path=str(disk), gpu=number), TINY)
+
+
 def test_no_room_for_a_scratch_file_is_said_and_the_rest_is_measured(disk, monkeypatch):
     monkeypatch.setattr(scratch, "free_bytes", lambda _: 1000)
     found = measured(disk)
@@ -300,7 +307,10 @@ def test_a_better_profile_is_kept_until_it_is_forced_and_the_worst_figure_is_nam
 
     run(good)
     before = path.read_text()
-    with pytest.raises(UserError, match=r"is kept, which has better figures: dram.copy_gbps is .* and 1 more .* busy; .*probe.force=true"):
+    with pytest.raises(
+        UserError,
+        match=r"is kept, which has better figures: dram.copy_gbps is .*, and 1 more is worse \(the machine is busy\); .*probe.force=true",
+    ):
         run(slow, busy=True)
     assert path.read_text() == before
     said = " ".join(capsys.readouterr().out.split())
