@@ -9,17 +9,29 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
+from penstock.planner.common.interrupt import LEFT_BY_READER
+
 WIDTH = 80
 """Columns that the output needs at most; a wider terminal is not filled."""
+
+
+class Screen(Console):
+    """A console on stdout whose reader may leave. The program then ends as with `print`, where rich's own would call it a failure."""
+
+    def on_broken_pipe(self) -> None:
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(LEFT_BY_READER) from None
 
 
 _LABEL, _VALUE = 14, 22
 """Columns of a table's labels, and of its values."""
 
 
-def make_console() -> Console:
+def make_console() -> Screen:
     """A console on stdout, at most ``WIDTH`` columns, with colours only on a terminal."""
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    console = Screen(highlight=False, markup=False, emoji=False, soft_wrap=False)
     console.width = min(console.width, WIDTH) if console.is_terminal else WIDTH
     return console
 

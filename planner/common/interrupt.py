@@ -18,6 +18,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Those that ask a program to end."""
 DEAF_S = 1.0
 """Seconds after a signal in which others are ignored. A terminal and a supervisor may both send one, and cleanup must not be cut short."""
+LEFT_BY_READER = 141
+"""The status after whoever reads standard output has closed it, as `head` does: that of a program which SIGPIPE ends."""
 
 
 class Terminated(KeyboardInterrupt):

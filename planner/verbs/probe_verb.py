@@ -7,9 +7,9 @@ from dataclasses import replace
 from importlib import resources
 
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from penstock.planner.asked.verb_schema import ProbeConfig
+from penstock.planner.common.console import Screen
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.streams import tell
 from penstock.planner.common.peers.shared_secret import shared_secret
@@ -36,7 +36,7 @@ def probe_verb(cfg: ProbeConfig) -> None:
     peers = [PeerAddress.of("probe.peers", peer) for peer in (settings.peers or "").split()]
     network = measure_peers(peers, shared_secret()) if peers else None
     probed, earlier = probe(settings), read_earlier(profile_path(settings.name))
-    config, console = _with_network(probed.profile, network, earlier), Console(highlight=False)
+    config, console = _with_network(probed.profile, network, earlier), Screen(highlight=False)
     console.print(profile_table(config))
     if probed.load.busy:
         console.print(f"warning: the machine is busy: {probed.load}; these figures are marked busy", style="yellow", soft_wrap=True)

@@ -38,9 +38,8 @@ def keep_plan(plan: Plan, name: str, closing: Closing) -> None:
     print_plan(plan, console)
     if aside is not None:
         console.print(f"\n{os.path.relpath(out)} held another plan: it is {os.path.relpath(aside)} now", soft_wrap=True)
-    console.print(
-        f"\nwrote {os.path.relpath(out)}; edit it if you know better, then: runtime run plan={os.path.relpath(out)}", soft_wrap=True
-    )
+    name_here, verb = os.path.relpath(out), "serve" if plan.workload.clients else "run"
+    console.print(f"\nwrote {name_here}; edit it if you know better, then: runtime {verb} plan={name_here}", soft_wrap=True)
     closing.close(summary(plan, name) | ({} if aside is None else {"older": str(aside)}))
 
 

@@ -38,7 +38,8 @@ def serve_verb(cfg: ServeConfig) -> None:
     """Until a signal ends it. UserError for whatever keeps it from serving."""
     absent = [name for name in NEEDED if find_spec(name) is None]
     if absent:
-        raise UserError(f"runtime serve needs {', '.join(absent)}, which is not installed; pip install {' '.join(absent)}")
+        are = "is" if len(absent) == 1 else "are"
+        raise UserError(f"runtime serve needs {', '.join(absent)}, which {are} not installed; pip install {' '.join(absent)}")
     cfg.limits.check()
     check_address(cfg)
     check_template(cfg.template)

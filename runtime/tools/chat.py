@@ -14,7 +14,7 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from penstock.planner.common.console import harmless
+from penstock.planner.common.console import Screen, harmless
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import noted
 from penstock.planner.common.measures import show_rate, show_seconds
@@ -143,7 +143,7 @@ class Chat:
         self._cfg, self._plan, self._vocabulary, self._dialogue, self._talk = cfg, plan, vocabulary, dialogue, talk
         self._sampler, self._clock, self._aside, self._bar = sampler, clock, aside, bar
         self._person = sys.stdin.isatty() and sys.stdout.isatty()
-        self._screen, self._reasons = Console(highlight=False, emoji=False), False
+        self._screen, self._reasons = Screen(highlight=False, emoji=False), False
         self._said = _Said()
 
     def converse(self) -> None:

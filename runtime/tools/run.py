@@ -15,6 +15,7 @@ import torch
 import transformers
 from rich.console import Console
 
+from penstock.planner.common.console import Screen
 from penstock.planner.common.interrupt import noted
 from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.spans import Timeline
@@ -70,7 +71,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     SIGINT and SIGTERM end it after the pass in progress once a token is known: what there is is told, and then they are heard.
     """
     transformers.utils.logging.disable_progress_bar()
-    console = Console(highlight=False, quiet=cfg.quiet)
+    console = Screen(highlight=False, quiet=cfg.quiet)
     if cfg.calibrate:
         check_card(order.plan, device)
     job = prepare(cfg, order, device, ground.free(), startup.so_far_s)
@@ -79,7 +80,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
     if job.sampling.line is not None:
         console.print(job.sampling.line, style="dim", markup=False, soft_wrap=True)
     with PhaseBar() as bar:
-        texts = Texts(Console(highlight=False), job.vocabulary.text, len(job.requests), cfg.quiet)
+        texts = Texts(Screen(highlight=False), job.vocabulary.text, len(job.requests), cfg.quiet)
         streamed = _stream(job, cfg, ground, startup, console, bar, texts)
         compared = cfg.validate is Validation.full and not streamed.left
         logits = _validate(job, streamed.rounds[0][0], bar) if compared else None

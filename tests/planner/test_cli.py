@@ -13,6 +13,7 @@ import yaml
 
 from penstock.planner.cli import PROGRAM
 from tests.cli import HANGS_S, ROOT, command, process, refusal
+from tests.support import save_tiny
 
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b")
 
@@ -129,6 +130,7 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware.host.products.INT4=[[1,2]]", ["choose of INT4-row, INT4-32, INT4-64, INT4-128, INT4-row-asym"]),
         ("hardware=RTX5080", ["hardware=RTX5080", "did you mean rtx5080?"]),
         ("hardware", ["hardware: expected key=value, such as hardware=..."]),
+        ("Qwen/Qwen3-8B", ["expected key=value; did you mean model.checkpoint=Qwen/Qwen3-8B?"]),
         ("hardware.vram_bytes=\u0666GiB", ["must be a size such as 6GiB"]),
         ("workload.batch=1000000000000", ["must be at most 1048576"]),
         (f"out={'x' * 300}", ["cannot be written (File name too long)", "choose another out="]),
@@ -151,6 +153,34 @@ def test_hardware_and_model_are_asked_for_with_their_choices(tmp_path: Path) -> 
     line = refusal("planner", "solve", "hardware=rtx5080", cwd=tmp_path)
     assert "model is required" in line
     assert "llama70b" in line
+
+
+def test_a_bare_plan_or_checkpoint_is_told_its_key(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    for program, verb, word, key in (
+        ("planner", "simulate", "plan.yaml", "plan"),
+        ("runtime", "run", "mine.yml", "plan"),
+        ("runtime", "chat", "weights", "model.checkpoint"),
+        ("runtime", "pack", "weights", "checkpoint"),
+    ):
+        assert refusal(program, verb, word, cwd=tmp_path).endswith(f"{word}: expected key=value; did you mean {key}={word}?")
+
+
+def test_who_has_no_profile_is_told_where_one_is_looked_for(tmp_path: Path) -> None:
+    line = refusal("planner", "solve", "model=llama8b", cwd=tmp_path, PENSTOCK_CONFIG_DIR="/nowhere")
+    assert "hardware is required; /nowhere/hardware has no profile of this machine: run `planner probe` and choose hardware=" in line
+
+
+def test_a_plan_of_a_server_is_to_be_served(tmp_path: Path) -> None:
+    said = command("planner", *SOLVE, "workload=serve", "workload.clients=2", cwd=tmp_path).stdout
+    assert "then: runtime serve plan=plan.yaml" in said
+    assert "then: runtime run plan=plan.yaml" in command("planner", *SOLVE, cwd=tmp_path).stdout
+
+
+def test_a_preset_beside_a_checkpoint_of_another_depth_is_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "model")
+    line = refusal("planner", "solve", "hardware=t4", "model=llama8b", "model.checkpoint=model", cwd=tmp_path)
+    assert "model.layers=32: the checkpoint model has " in line and "leave out model.layers=, or model= of a preset" in line
 
 
 def test_setting_a_gpu_figure_of_a_machine_without_gpu_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.planner.cli import PROGRAM
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import LEFT_BY_READER
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.outside.streams import _Output
 from tests.cli import HANGS_S, ROOT
@@ -35,6 +36,24 @@ def test_a_signal_among_the_first_imports_is_one_line(number: signal.Signals, wo
     heard = functools.partial(signal.signal, number, signal.SIG_DFL)  # whoever runs the suite may have had it ignored
     process = ended(f"os.kill(os.getpid(), {int(number)})", stderr=subprocess.PIPE, preexec_fn=heard)
     assert (process.returncode, process.stderr) == (128 + number, f"runtime: {word}\n")
+
+
+@pytest.mark.parametrize("verb", [("doctor", "json=false"), ("simulate", "demo=small-cache"), ("solve", "--help")], ids=" ".join)
+def test_who_closes_our_output_ends_us_as_a_closed_pipe_does(verb: tuple[str, ...], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = "import sys, penstock.scripts as scripts; sys.argv[0] = 'planner'; scripts.planner()"
+    with open(write, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *verb],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=HANGS_S,
+        )
+    assert (done.returncode, done.stderr) == (LEFT_BY_READER, "")
 
 
 def test_a_signal_that_the_process_was_started_to_ignore_stays_ignored() -> None:

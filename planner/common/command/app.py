@@ -27,7 +27,7 @@ from penstock.planner.common.command.verb import Verb as Verb
 from penstock.planner.common.command.verb import grammar_of, own_profiles, spelled_out
 from penstock.planner.common.command.wsm import Environment, read_environment
 from penstock.planner.common.errors import UserError, nearest
-from penstock.planner.common.interrupt import Terminated, terminate_as_interrupt
+from penstock.planner.common.interrupt import LEFT_BY_READER, Terminated, terminate_as_interrupt
 from penstock.planner.common.outside.installed import installed_version
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.outside.streams import shortened, tell
@@ -63,7 +63,7 @@ class Program:
             status = 130
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = 141
+            status = LEFT_BY_READER
         except Exception as error:
             mistake = starved(error)
             if mistake is None:

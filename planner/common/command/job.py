@@ -31,6 +31,7 @@ from penstock.planner.common.origins import BY_HAND
 from penstock.planner.common.outside.bounds import check_own_bounds
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.strictly import check_types
+from penstock.planner.common.user_folder import profile_dir
 
 LOCAL = "local"
 """The hardware profile of this machine."""
@@ -217,7 +218,8 @@ def _complete(cfg: Any, call: Call, choices: Mapping[str, str | None]) -> Any:
 
 
 def _choose(group: str, call: Call) -> str:
-    first = "run `planner probe` and " if group == "hardware" and LOCAL not in call.groups[group] else ""
+    unprobed = group == "hardware" and LOCAL not in call.groups[group]
+    first = f"{profile_dir() / 'hardware'} has no profile of this machine: run `planner probe` and " if unprobed else ""
     own = f"{LOCAL}, " if first else ""
     other = f", or {call.besides[group]}" if group in call.besides and not first else ""
     return f"{group} is required; {first}choose {group}= one of {own}{', '.join(call.groups[group])}{other}"

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ _FRACTION = re.compile(r"^\s*[+-]?\d*\.\d*[1-9]\d*\s*$")
 _MOST_DIGITS = 60
 _ENDLESS = re.compile(rf"[\d_]{{{_MOST_DIGITS + 1}}}")
 """A number that neither a float nor a line holds."""
+_OF_MODELS = ("model.checkpoint", "checkpoint")
+"""Keys that a directory, or a name on the hub, may be meant for; the first one that a verb has is."""
 _GROUP_OPTION = re.compile(r"^[\w.+/-]+$")
 
 
@@ -62,7 +65,7 @@ def normalise(override: str, grammar: Grammar) -> str:
     if key.startswith("~"):
         raise UserError(f"{override}: keys cannot be removed; set one with key=value, or to nothing with key=null")
     if not equals:
-        raise UserError(f"{override}: expected key=value{_meant_group(override, grammar)}")
+        raise UserError(f"{override}: expected key=value{_meant(override, grammar)}")
     if path in grammar.groups:
         return f"{path}={_check_group(path, value, grammar)}"
     if path in grammar.keys:
@@ -75,12 +78,16 @@ def normalise(override: str, grammar: Grammar) -> str:
     raise UserError(f"{override}: {unknown_key(path, [*grammar.keys, *grammar.groups])}")
 
 
-def _meant_group(word: str, grammar: Grammar) -> str:
+def _meant(word: str, grammar: Grammar) -> str:
     for group, options in grammar.groups.items():
         if word in options:
             return f"; did you mean {group}={word}?"
     if word in (*grammar.keys, *grammar.groups):
         return f", such as {word}=..."
+    if word.endswith((".yaml", ".yml")) and "plan" in grammar.keys:
+        return f"; did you mean plan={word}?"
+    if "/" in word or os.path.isdir(word):
+        return next((f"; did you mean {key}={word}?" for key in _OF_MODELS if key in grammar.keys), "")
     return nearest(word, [*grammar.keys, *grammar.groups])
 
 

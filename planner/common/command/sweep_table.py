@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 
 from penstock.planner.common.command.overrides import key_of
 from penstock.planner.common.command.sweep_folders import Point
+from penstock.planner.common.console import Screen
 from penstock.planner.common.measures import show_rate
 
 WIDEST = 400
@@ -31,7 +31,7 @@ def point_line(point: Point, swept: frozenset[str]) -> str:
 
 def print_points(points: Sequence[Point]) -> None:
     """A row a point: what differs in what was asked, figures or the error's beginning, the first file."""
-    console = Console(highlight=False, emoji=False, markup=False)
+    console = Screen(highlight=False, emoji=False, markup=False)
     console.width = console.width if console.is_terminal else WIDEST
     asked = [{key_of(o): o.partition("=")[2] for o in point.overrides} for point in points]
     keys = [k for k in dict.fromkeys(k for one in asked for k in one) if len({one.get(k) for one in asked}) > 1]

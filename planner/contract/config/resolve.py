@@ -67,6 +67,6 @@ def model_from(cfg: ModelConfig) -> ModelSpec:
     if cfg.layers is not None and cfg.layers != spec.layers:
         raise UserError(
             f"model.layers={cfg.layers}: the checkpoint {cfg.checkpoint} has {spec.layers} layers; "
-            "leave it out, or make a shortened checkpoint with `runtime synth`"
+            "leave out model.layers=, or model= of a preset, or make a shortened checkpoint with `runtime synth`"
         )
     return spec

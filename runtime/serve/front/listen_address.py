@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 
@@ -25,9 +26,12 @@ def bound(host: str, port: int) -> socket.socket:
         sock.listen(1024)
     except OSError as error:
         sock.close()
-        raise UserError(
-            f"host={host} port={port}: cannot listen there ({error.strerror}); choose another port, or port=0 for any"
-        ) from error
+        remedy = (
+            "give an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them"
+            if error.errno == errno.EADDRNOTAVAIL
+            else "choose another port, or port=0 for any"
+        )
+        raise UserError(f"host={host} port={port}: cannot listen there ({error.strerror}); {remedy}") from error
     return sock
 
 

@@ -341,3 +341,5 @@ def test_an_address_that_cannot_be_is_refused_in_a_line() -> None:
         bound("127.0.0.1", sock.getsockname()[1])
     with pytest.raises(UserError, match="host="):
         bound("a" * 64, 0)
+    with pytest.raises(UserError, match=r"host=192.0.2.1 port=0: .*; give an address of this machine"):
+        bound("192.0.2.1", 0)

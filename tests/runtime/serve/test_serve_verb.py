@@ -60,6 +60,8 @@ def test_without_a_plan_a_machine_and_a_model_are_asked_for(desk: Path) -> None:
 def test_without_the_extra_the_command_that_installs_it_is_named(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_verb, "find_spec", lambda name: None if name == "uvicorn" else name)
     assert refusal("runtime", "serve", "plan=plan.yaml", cwd=desk).endswith("needs uvicorn, which is not installed; pip install uvicorn")
+    monkeypatch.setattr(serve_verb, "find_spec", lambda name: None if name in ("uvicorn", "h11") else name)
+    assert refusal("runtime", "serve", "plan=plan.yaml", cwd=desk).endswith("which are not installed; pip install uvicorn h11")
 
 
 @contextmanager
