@@ -14,6 +14,7 @@ from penstock.planner.asked.verb_schema import RuleBreaks, SimulateConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.output import check_apart, writable, write_json
 from penstock.planner.common.timeline.timeline_file import check_form, write_trace
 from penstock.planner.contract.decided.force import Force
@@ -57,6 +58,7 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         task, hint = bar.add_task("simulating", total=None), Hint(lambda line: print(line, file=sys.stderr, flush=True))
 
         def progress(done: int, of: int) -> None:
+            raise_if_interrupted()
             bar.update(task, completed=done, total=of)
             hint(done, of)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -9,15 +10,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock.planner.cli import PROGRAM
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.interrupt import LEFT_BY_READER
+from penstock.planner.common.interrupt import LEFT_BY_READER, Terminated, terminate_as_interrupt
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.outside.streams import _Output
+from penstock.planner.solver.terms.linear import LinearProgram
 from tests.cli import HANGS_S, ROOT
 
 STUBBED = "import importlib, os, sys, penstock.scripts as scripts; importlib.import_module = lambda name: {}; scripts.runtime()"
@@ -127,3 +130,14 @@ def test_a_directory_that_was_removed_is_no_place_to_work_in(
 
 def test_a_refusal_is_one_line_whatever_it_names() -> None:
     assert str(UserError("x\n\x1b[31mred\ud800é")) == "x\\n\\x1b[31mred\\ud800é"
+
+
+def test_a_signal_that_a_library_swallows_is_heard_before_the_next_program_is_solved() -> None:
+    program = LinearProgram()
+    share = program.integer("share", 0, 1)
+    with pytest.raises(Terminated), terminate_as_interrupt():
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        program.minimise(share)
+    assert program.minimise(share) and share.varValue == 0

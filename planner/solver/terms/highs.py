@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import highspy
 import pulp
 
+from penstock.planner.common.interrupt import raise_if_interrupted
+
 NEVER = highspy.kHighsInf
 OPTIONS: Mapping[str, bool | int | float] = {
     "output_flag": False,
@@ -26,7 +28,8 @@ def least(
     columns: Sequence[pulp.LpVariable], rows: Sequence[pulp.LpConstraint], objective: pulp.LpAffineExpression, presolve: str
 ) -> list[float] | None:
     """The values of ``columns`` at the proven minimum of ``objective`` under ``rows``; None where HiGHS proves none. ``presolve`` is on or
-    off."""
+    off. An interrupt that a library swallowed is raised here: `planner explain` solves dozens of programs."""
+    raise_if_interrupted()
     highs = highspy.Highs()
     for name, value in OPTIONS.items():
         highs.setOptionValue(name, value)

@@ -51,6 +51,8 @@ def main() -> int:
             return patiently(lambda: serve(asked, frames, inbox))
         except UserError as error:
             return _failed(frames, str(error), remedied=True)
+        except ConnectionError:
+            return 1  # the front has gone, as after Ctrl-C while the model loads: there is nobody to tell
         except OSError as error:
             return _failed(frames, f"{type(error).__name__}: {error}", remedied=False)
         except Exception as error:

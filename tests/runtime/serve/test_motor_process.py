@@ -47,6 +47,17 @@ def test_a_motor_loads_answers_and_ends_with_its_front(exact_checkpoint: Path, t
         assert process.wait(30) == 1
 
 
+def test_a_motor_whose_front_goes_while_it_loads_ends_without_a_word(exact_checkpoint: Path, tmp_path: Path) -> None:
+    write_plan(serving_plan(exact_checkpoint), tmp_path / "plan.yaml")
+    with started() as (front, process):
+        front.say(Open(str(tmp_path / "plan.yaml")))
+        front.hear(lambda: bool(front.others))
+        assert isinstance(front.others[0], Loading)
+        front.close()
+        _, said = process.communicate(timeout=30)
+        assert (process.returncode, said) == (1, b"")
+
+
 def test_a_plan_that_cannot_be_served_is_one_line(tmp_path: Path) -> None:
     with started() as (front, process):
         front.say(Open(str(tmp_path / "none.yaml")))
