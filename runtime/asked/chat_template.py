@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from penstock.planner.common.errors import UserError
+from penstock.planner.common.errors import UserError, nearest
 from penstock.runtime.asked.run_schema import check_template
 
 Message = Mapping[str, Any]
@@ -41,10 +42,13 @@ class ChatTemplate:
 
 def find_template(tokenizer: PreTrainedTokenizerBase | None, wanted: Any) -> ChatTemplate | None:
     """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none; UserError for
-    options then."""
+    options then, and for one whose name the template does not have: it would do nothing."""
     check_template(wanted)
     options = wanted if isinstance(wanted, Mapping) else {}
     if wanted is not False and tokenizer is not None and getattr(tokenizer, "chat_template", None):
+        words = sorted({*re.findall(r"\b[A-Za-z_]\w*\b", str(tokenizer.chat_template))})
+        for name in (name for name in options if name not in words):
+            raise UserError(f"template.{name}: the model's chat template has no such option; leave it out{nearest(name, words)}")
         return ChatTemplate(tokenizer, options)
     for name in options:
         raise UserError(f"template.{name}: the model has no chat template that could read it; leave it out")

@@ -82,6 +82,7 @@ def test_what_is_kept_of_a_file_for_its_tokenizer_has_its_metadata_alone(tmp_pat
         (gguf([pair("k", ARRAY, struct.pack("<IQ", ARRAY, 1) + bytes(20))], []), "array of type 9"),
         (gguf([pair("k", 77, bytes(8))], []), "type 77"),
         (gguf([NAMED, NAMED], []), "twice"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "m.gguf: a pointer of Git LFS, not the file itself; run `git lfs pull`"),
         (gguf([pair("k", STRING, struct.pack("<Q", 1) + b"\xff")], []), "UTF-8"),
         (gguf([pair("general.alignment", U32, struct.pack("<I", 0))], []), "alignment"),
         (gguf([pair("general.alignment", U32, struct.pack("<I", 24))], []), "alignment"),

@@ -29,6 +29,7 @@ def test_a_header_without_tensors_is_read(tmp_path):
     [
         (b"", "truncated"),
         (b"1234567", "truncated"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "a pointer of Git LFS, .*; run `git lfs pull` there"),
         (struct.pack("<Q", 0), "header claims 0 bytes"),
         (struct.pack("<Q", 2**63), "header claims"),
         (struct.pack("<Q", 100) + b"{}", "truncated, its header needs 108 bytes"),

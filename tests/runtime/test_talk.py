@@ -112,6 +112,10 @@ def test_what_a_template_tells_otherwise_is_read_anew(vocabulary: Vocabulary) ->
 def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: Vocabulary) -> None:
     assert find_template(vocabulary.tokenizer, False) is None
     assert find_template(vocabulary.tokenizer, {"shout": True}).text([{"role": "user", "content": "a"}], "x").endswith("<assistant>!")
+    with pytest.raises(
+        UserError, match="^template.shoot: the model's chat template has no such option; leave it out; did you mean shout[?]$"
+    ):
+        find_template(vocabulary.tokenizer, {"shoot": True})
     with pytest.raises(UserError, match="^prompt: the model's chat template refuses it .*template=false$"):
         ChatTemplate(vocabulary.tokenizer, {}).text([{"role": "user", "content": {}}], "prompt")
 

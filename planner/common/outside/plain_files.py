@@ -8,6 +8,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.planner.common.errors import UserError
+
+POINTER = b"version "
+"""How a file begins that stands for one which Git LFS fetches."""
 SMALL_BYTES = 64 << 20
 """The most that a file of configuration may hold: plans, manifests, config.json, indices."""
 _KINDS = (
@@ -47,3 +51,9 @@ def read_plain(path: Path, most_bytes: int = SMALL_BYTES) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"more than {most_bytes >> 20} MiB, too large to be such a file", str(path))
     return content
+
+
+def check_fetched(path: Path, begin: bytes) -> None:
+    """UserError where ``begin``, the first bytes of a file of weights, are those of a pointer: a clone without Git LFS has no more."""
+    if begin.startswith(POINTER):
+        raise UserError(f"{path}: a pointer of Git LFS, not the file itself; run `git lfs pull` there, or download the file")

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeGuard
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.outside.plain_files import open_plain
+from penstock.planner.common.outside.plain_files import check_fetched, open_plain
 
 MAX_HEADER_BYTES = 100_000_000
 """Longest header that the safetensors library accepts."""
@@ -78,6 +78,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise UserError(f"{path}: no such file; download the checkpoint again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error}); check its permissions and the disk") from None
+    check_fetched(path, prefix)
     if len(prefix) < 8:
         raise UserError(f"{path}: truncated, {size} bytes are too few for a safetensors file; download it again")
     if not 2 <= length <= MAX_HEADER_BYTES:

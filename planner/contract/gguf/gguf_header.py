@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.outside.plain_files import open_plain
+from penstock.planner.common.outside.plain_files import check_fetched, open_plain
 from penstock.planner.contract.gguf.gguf_types import READ, BlockType, type_name
 
 MAGIC = b"GGUF"
@@ -159,6 +159,7 @@ def read_gguf(path: Path) -> GgufHeader:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             begin = file.read(8)
+            check_fetched(path, begin)
             if begin[:4] != MAGIC or len(begin) < 8:
                 raise UserError(f"{path}: not a GGUF file, it does not begin with {MAGIC.decode()!r}; download it again")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
