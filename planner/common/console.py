@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.text import Text
@@ -36,6 +37,17 @@ def make_console() -> Screen:
     return console
 
 
+@contextmanager
+def uncut(console: Console) -> Iterator[None]:
+    """``console`` with ``WIDTH`` columns at least. A narrower terminal goes on in its next row, and no figure is cut off."""
+    usual = console.width
+    console.width = max(usual, WIDTH)
+    try:
+        yield
+    finally:
+        console.width = usual
+
+
 def print_head(console: Console, name: str, rest: str = "") -> None:
     console.print()
     print_line(console, Text(name, style="bold").append(rest, style="not bold dim"))
@@ -43,7 +55,8 @@ def print_head(console: Console, name: str, rest: str = "") -> None:
 
 def print_line(console: Console, text: Text) -> None:
     text.rstrip()
-    console.print(text, overflow="ellipsis", no_wrap=True, crop=True)
+    with uncut(console):
+        console.print(text, overflow="ellipsis", no_wrap=True, crop=True)
 
 
 def print_rows(console: Console, name: str, rows: Iterator[tuple[str, str, str]]) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.planner.common.console import WIDTH
+from penstock.planner.common.console import WIDTH, uncut
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.explain.constraints import Constraint, Grip
 from penstock.planner.explain.explanation import WORSE, Explanation, advice, step_text
@@ -34,11 +34,12 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         _wrapped(console, f"This plan breaks a rule: {rule}. What follows is about the program's own plan.", "bold red")
     _wrapped(console, standing(e))
     console.print()
-    console.print(_constraint_table(e.constraints))
-    console.print()
-    console.print(_margin_table(e.margins))
-    console.print()
-    console.print(_neighbour_table(e.neighbours))
+    with uncut(console):
+        console.print(_constraint_table(e.constraints))
+        console.print()
+        console.print(_margin_table(e.margins))
+        console.print()
+        console.print(_neighbour_table(e.neighbours))
     _wrapped(console, SIMPLE if e.is_simple else EXPLAINED, "dim")
     console.print()
     console.print(Text("What to buy next", style="bold"))
@@ -145,13 +146,15 @@ def print_impossible(impossible: Impossible, console: Console) -> None:
         alone = "more of it alone does not help" if row.alone_bytes is None else shown_gb(row.alone_bytes) if row.alone_bytes else "-"
         lacks = shown_gb(row.together_bytes) if row.together_bytes else "-"
         table.add_row(row.tier.upper(), show_bytes(row.capacity_bytes), lacks, alone, style="bold yellow" if row.together_bytes else "")
-    console.print(table)
+    with uncut(console):
+        console.print(table)
     console.print()
     table = _table("What would fit, the cheapest first", "", "a token", "prefill")
     for remedy in impossible.remedies:
         found = remedy.found
         table.add_row(remedy.change, *(("-", "-") if found is None else (show_seconds(found.token_s), show_seconds(found.prefill_s))))
-    console.print(table)
+    with uncut(console):
+        console.print(table)
 
 
 def _wrapped(console: Console, text: str, style: str = "") -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.planner.common.console import WIDTH, print_line
+from penstock.planner.common.console import WIDTH, print_line, uncut
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.serving.arrivals import Arrivals
@@ -35,7 +35,8 @@ def print_serving(plan: Plan, arrivals: Arrivals, load: float, found: Mapping[st
         waits = (one.ttft_s.p50, one.ttft_s.p99, one.between_s.p50, one.between_s.p99)
         table.add_row(name, show_rate(one.requests_per_s), show_rate(one.tokens_per_s), *map(show_seconds, waits), f"{one.rows:.1f}")
     console.print()
-    console.print(table)
+    with uncut(console):
+        console.print(table)
     for name, one in found.items():
         for count, what in ((one.refused, "requests came to a full queue"), (one.given_up, "times a row gave its pages up")):
             if count:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.planner.asked.verb_schema import DiffConfig
-from penstock.planner.common.console import WIDTH, make_console
+from penstock.planner.common.console import WIDTH, make_console, uncut
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.output import check_apart, write_json
 from penstock.planner.contract.plan.planfile import read_plan
@@ -45,7 +45,8 @@ def _print(found: PlanDiff, cfg: DiffConfig, console: Console) -> None:
         rows = [d for d in found.differences if d.part is part]
         if rows:
             console.print()
-            console.print(_table(title, rows))
+            with uncut(console):
+                console.print(_table(title, rows))
 
 
 def _table(title: str, rows: Iterable[Difference]) -> Table:

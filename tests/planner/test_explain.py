@@ -57,13 +57,13 @@ def edited(question: Question, **forced: int) -> Plan:
     return plan_of(question, Force(**forced).apply(best.decisions, question.model.layers))
 
 
-def said_by(print_it, about) -> str:
+def said_by(print_it, about, columns: int = 80) -> str:
     import io
 
     from rich.console import Console
 
     out = io.StringIO()
-    print_it(about, Console(width=80, file=out, highlight=False))
+    print_it(about, Console(width=columns, file=out, highlight=False))
     assert max(map(len, out.getvalue().splitlines())) <= 80
     return " ".join(out.getvalue().split())
 
@@ -283,6 +283,7 @@ def test_an_edited_plan_is_told_what_it_lost_and_which_decision_costs_it() -> No
     own = {n.key: n.loss for n in found.neighbours if n.is_decided}
     assert own["force.cap_layers"] > 0.05 and own["force.resident_ffn"] < 0.01 and own["force.policy"] < 0.01
     said = said_by(print_explanation, found)
+    assert said_by(print_explanation, found, 40) == said, "a narrow terminal cuts nothing off"
     assert "slower than what the program answers here" in said and "planner diff" in said and "as in the plan" in said
 
 

@@ -143,3 +143,16 @@ def test_a_first_token_is_not_said_to_come_before_its_prefill() -> None:
     out = io.StringIO()
     print_plan(Plan(hardware, decoder, asked, decisions, replace(found, ttft_s=2.23, prefill_s=2.26)), Console(width=80, file=out))
     assert re.search(r"first token 2.23 s +2.26 s behind another batch, bound by", out.getvalue())
+
+
+def test_a_narrow_terminal_cuts_no_figure_off() -> None:
+    hardware, decoder, asked = machine(), model(), work()
+    decisions = solve(hardware, decoder, asked)
+    plan = Plan(hardware, decoder, asked, decisions, predict(hardware, decoder, asked, decisions))
+
+    def figures(columns: int) -> set[str]:
+        out = io.StringIO()
+        print_plan(plan, Console(width=columns, file=out, highlight=False))
+        return {word for word in out.getvalue().split() if word[0].isdigit()}
+
+    assert figures(80) <= figures(40)
