@@ -28,7 +28,7 @@ def solved(hardware: str, model: str, *typed: str) -> Plan:
         ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192",), 0.08),
         ("h200", "qwen3-235b-a22b", ("workload.new_tokens=96",), 0.08),
         ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
-        ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=96",), 0.07),
+        ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=96", "moe.policy=lru"), 0.07),
     ],
 )
 def test_presets_promise_what_is_simulated(hardware: str, model: str, typed: tuple[str, ...], step: float) -> None:
