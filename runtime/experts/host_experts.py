@@ -30,7 +30,7 @@ class ComputeClock(Protocol):
 
 class HostExperts:
     """Whatever the SSD has brought, at once, so that its slot is free for the next; what was there all along while it brings more, first
-    what is not to stay."""
+    what is not to stay. What came and is to stay frees a slot when the one that goes for it was used: that is next."""
 
     def __init__(self, dram: DramExperts, tensors: Mapping[Key, Sequence[TensorLayout]], clock: ComputeClock):
         self._dram, self._clock = dram, clock
@@ -45,7 +45,8 @@ class HostExperts:
         dram.judge(layer, routing)
         kept, waiting = deque(dram.leaving_first(layer, here) if coming else here), dict.fromkeys(coming)
         while kept or waiting:
-            expert = dram.arrived(layer, waiting) if waiting else None
+            goes = kept and waiting and dram.held_up
+            expert = dram.arrived(layer, waiting) if waiting and not goes else None
             if expert is None:
                 expert = kept.popleft() if kept else self._awaited(layer, waiting)
             waiting.pop(expert, None)

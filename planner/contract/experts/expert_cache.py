@@ -145,6 +145,11 @@ class ExpertCache:
         return len(self._free)
 
     @property
+    def held_up(self) -> bool:
+        """Whether an expert that was used has its slot still, until the one that it is kept instead of is used, too."""
+        return bool(self._late)
+
+    @property
     def room_ahead(self) -> bool:
         """Whether one more expert may be fetched ahead: a demand then still finds a slot that no layer is about to keep."""
         return len(self._free) > (0 if self._whole else self._vacant + 1)

@@ -33,6 +33,8 @@ class SimulatedExperts:
         """Experts of the visited layer that were not computed with."""
         self._given: dict[int, None] = {}
         """Of these, those that compute takes as soon as each is there, in this order: what was there, then as copies begin."""
+        self._there: dict[int, None] = {}
+        """Without a card, those that were there all along, in the order in which they free slots."""
         self._visited = (experts.layers[0], 0)
         self._far: dict[Key, int] = {}
         """Missed by both tiers: pieces that lie in DRAM and were not given to the link."""
@@ -87,9 +89,10 @@ class SimulatedExperts:
         hits, misses = self.dram.visit(layer, routing, wanted)
         self._from_dram = {(layer, e) for e in (*hits, *misses)}
         if self.card is None:  # what was there all along is computed while nothing else has come
-            if misses:
-                hits = tuple(self.dram.cache.leaving_first(layer, hits))
-            order = sorted((*hits, *misses), key=lambda e: self.dram.cache.keeps(layer, e))
+            there = [e for e in hits if self.dram.here((layer, e))]
+            on_way = [*(e for e in hits if not self.dram.here((layer, e))), *misses]
+            self._there = dict.fromkeys(self.dram.cache.leaving_first(layer, there) if on_way else there)
+            order = [*on_way, *self._there]
         else:
             order += [*(e for e in hits if self.dram.here((layer, e))), *(e for e in hits if not self.dram.here((layer, e))), *misses]
         near = [e for e in hits if self.dram.here((layer, e))] if self.card is not None else []
@@ -140,7 +143,8 @@ class SimulatedExperts:
         """An expert that compute can take now, the first of the visit's order, in which the CPU's come last. Their results are taken
         early where nothing else is here: slots of DRAM that reads wait for may be theirs."""
         layer, _ = self._visited
-        here = (e for e in self._given if self.nearest.here((layer, e)))
+        given = self._there if self._there and self.dram.cache.held_up else self._given
+        here = (e for e in given if self.nearest.here((layer, e)))
         return next(chain(here, (e for e in self.waiting if self._on_cpu.get(e, False))), None)
 
     def copied_only(self) -> bool:
@@ -151,6 +155,7 @@ class SimulatedExperts:
         """Computed with."""
         del self.waiting[expert]
         self._given.pop(expert, None)
+        self._there.pop(expert, None)
         key = self._visited[0], expert
         if self.card is not None and expert not in self._on_cpu:
             self.card.settle(key)

@@ -266,6 +266,12 @@ class DramExperts:
                 del self._fetches[key]
             return [expert for _, expert in came[:most]]
 
+    @property
+    def held_up(self) -> bool:
+        """See :class:`penstock.planner.contract.experts.expert_cache.ExpertCache`."""
+        with self._lock:
+            return self._cache.held_up
+
     def leaving_first(self, layer: int, experts: Sequence[int]) -> list[int]:
         """``experts`` that are here, in the order in which their use frees slots, as decided by :meth:`judge`."""
         with self._lock:

@@ -174,6 +174,22 @@ def test_without_a_card_it_is_likewise() -> None:
     assert sorted(used) == sorted((*NEAR, *FAR)) and asked[max(map(used.index, NEAR))] == len(FAR)
 
 
+def test_without_a_card_what_goes_for_an_expert_that_came_is_computed_next() -> None:
+    """That one is used, and has its slot until then: the drive would rest while all others that came are computed."""
+    drive, near = Drive(), range(8)
+    with kept(drive, None) as below:
+        source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
+        used, asked = [], []
+        for expert, _ in source.visit(0, Routing(np.array([[*near, *FAR]]), prompt=True)):
+            used.append(expert)
+            asked.append(len(drive.asked))
+            drive.end()
+    came = KEPT
+    assert used[:6] == [0, came, came + 1, 1, came + 2, 2], "the first one that came takes the slot of 0, which was used"
+    assert asked[:6] == [PASSING, PASSING, *(PASSING + n for n in (1, 1, 2, 2))]
+    assert sorted(used) == [*near, *FAR]
+
+
 def test_while_the_drive_reads_no_more_copies_wait_than_slots_are_for() -> None:
     """What it brings would be copied behind all of them."""
     drive = Drive()
@@ -197,8 +213,9 @@ def test_where_nothing_is_read_the_host_waits_for_no_copy() -> None:
 
 
 def plan_of(slots: ExpertSlots, of: ModelSpec = MODEL) -> Plan:
-    made = decisions(experts=slots, gpu=True)
-    return Plan(machine(), of, work(), made, predict(machine(), of, work(), made))
+    card = slots.vram_slots > 0
+    made, hardware = decisions(experts=slots, gpu=card), machine() if card else machine(vram=0)
+    return Plan(hardware, of, work(), made, predict(hardware, of, work(), made))
 
 
 def routings(seed: int) -> Iterator[tuple[int, Routing]]:
@@ -210,7 +227,7 @@ def routings(seed: int) -> Iterator[tuple[int, Routing]]:
 
 
 def simulated(plan: Plan, visits: Iterable[tuple[int, Routing]], read_s: float) -> list[Key]:
-    """``read_s``: of an expert, from the SSD."""
+    """``read_s``: of an expert, from the SSD. Without a card it reads while each expert is computed."""
     lanes, moved = Lanes({}, {}), Moved.of(plan.hardware, plan.model, plan.decisions)
     acted = SimulatedExperts(plan, replace(moved, expert_read=Price({Resource.ssd: read_s}), read_late_s=0.0), lanes)
     order = list[Key]()
@@ -224,19 +241,22 @@ def simulated(plan: Plan, visits: Iterable[tuple[int, Routing]], read_s: float) 
                 assert lanes.step(), "nothing moves"
                 continue
             order.append((layer, expert))
+            while acted.card is None and lanes.step():
+                pass
             acted.used(expert)
     return order
 
 
 def ran(slots: ExpertSlots, seed: int) -> list[Key]:
-    vram, dram = expert_caches(EXPERTS, slots, gpu=True)
-    assert vram is not None
+    vram, dram = expert_caches(EXPERTS, slots, gpu=slots.vram_slots > 0)
     keep_first(EXPERTS, vram, dram)
     drive, order = Drive(), list[Key]()
     with dram_of(drive, dram, slots.dram_slots) as below:
-        card = card_tier(LAYOUTS, slots.vram_slots, below, vram, HostCopier())
+        source: CardExperts | HostExperts = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
+        if vram is not None:
+            source = card_tier(LAYOUTS, slots.vram_slots, below, vram, HostCopier())
         for layer, routing in routings(seed):
-            for expert, _ in card.visit(layer, routing):
+            for expert, _ in source.visit(layer, routing):
                 order.append((layer, expert))
                 drive.end()
     return order
@@ -244,7 +264,7 @@ def ran(slots: ExpertSlots, seed: int) -> list[Key]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    vram=st.integers(PASSING, 30), dram=st.integers(PASSING, 60), seed=st.integers(0, 10**6),
+    vram=st.integers(PASSING, 30) | st.just(0), dram=st.integers(PASSING, 60), seed=st.integers(0, 10**6),
     policy=st.sampled_from([ExpertPolicyName.lru, ExpertPolicyName.mix]),
 )  # fmt: skip
 def test_a_simulation_computes_with_experts_in_the_order_of_a_run(vram: int, dram: int, seed: int, policy: ExpertPolicyName) -> None:
