@@ -90,7 +90,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int) -> list[Passes]:
         before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
-        cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first))
+        cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first), prompt=True)
         found.append(Passes(1, Pass(True, ns(before_s), *cut, first, last - first, 0, ns(launched_s), least[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))

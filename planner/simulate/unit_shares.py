@@ -15,7 +15,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import decode_s, unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
-from penstock.planner.contract.prices.stages import elementwise_bytes_per_token
+from penstock.planner.contract.prices.stages import elementwise_bytes_per_token, packed
 from penstock.planner.simulate.lanes.lanes import NS, ns
 
 
@@ -37,8 +37,9 @@ class Cut(NamedTuple):
 
 class UnitShares:
     """Compute seconds of a pass, divided among its units. Launches are divided by operations. The rest is divided by seconds of reading or
-    of products, whichever takes longer for the whole pass. Beside its products a card decodes what is coded, and does in each layer's
-    attention what lies between them. The sum is that of ``penstock.planner.contract.prices.stages``."""
+    of products, whichever takes longer for the whole pass; a CPU's prompt by both, since these follow each other. Beside its products a
+    card decodes what is coded, and does in each layer's attention what lies between them. The sum is that of
+    ``penstock.planner.contract.prices.stages``."""
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch
@@ -53,13 +54,15 @@ class UnitShares:
         tokens: int,
         attended: frozenset[int] = frozenset(),
         recorded: bool = False,
+        prompt: bool = False,
     ) -> Cut:
         """The pass has ``tokens`` tokens over all sequences. Each of them attends to ``context`` others on average, in layers ``attended``
         elsewhere. ``issued_s``: what issuing takes longer than the device's ``device_s``. What is ``recorded`` is launched with the next
-        layer's experts."""
+        layer's experts. ``prompt``: whether the tokens are a prompt's."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
-        work, work_each, work_row = self._work(context, tokens, routed, touched, attended)
+        in_turn = prompt and self._plan.hardware.gpu is None
+        work, work_each, work_row = self._work(context, tokens, routed, touched, attended, in_turn)
         issue, issue_each = [self._operations(unit, tokens, recorded) for unit in self._units], 0
         if experts and recorded:
             issue_each = OPERATIONS.piece_each(tokens, are_tabled(self._plan.model, tokens))
@@ -74,9 +77,11 @@ class UnitShares:
         each_ns, issued_ns = ns(by_work * work_each + by_issue * issue_each), (*(ns(by_issue * i) for i in issue),)
         return Cut(unit_ns, issued_ns, each_ns, ns(by_issue * issue_each), by_work * work_row * NS, ns(by_issue * serving))
 
-    def _work(self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int]) -> tuple[list[float], float, float]:
+    def _work(
+        self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int], in_turn: bool
+    ) -> tuple[list[float], float, float]:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: seconds of reading, or of
-        products, of decoding beside them, and of what a card does between them."""
+        products, of decoding beside them, and of what a card does between them. ``in_turn``: of both, as a CPU computes a prompt."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv_s = self._batch * context * model.kv_bytes_per_token / model.layers / hardware.weight_gbps / GB
         here = {unit for unit in self._units if unit.kind == "attn" and unit.layer not in attended}
@@ -97,6 +102,9 @@ class UnitShares:
             between_s = tokens * elementwise_bytes_per_token(model) / model.layers / hardware.gpu.memory_gbps / GB
             for at, unit in enumerate(self._units):
                 flops[at] += self._product_s(decode_s, unit, tokens) + (between_s if unit.kind == "attn" else 0.0)
+        if in_turn:
+            times = packed(tokens)
+            return [f * times + r for f, r in zip(flops, read, strict=True)], read_each, row_s * times
         if sum(read) + routed * touched * read_each > sum(flops) + routed * (touched * decode_each + rows * row_s):
             return read, read_each, 0.0
         return flops, decode_each, row_s
