@@ -1,4 +1,5 @@
-"""What a pass over prompts waits for routed experts, beyond what the link takes for all of them: few come before their router speaks."""
+"""What a pass over prompts waits for routed experts, beyond what the link or the drive takes for all of them: few come before their router
+speaks."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.decoding import decode_s, unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
 from penstock.planner.contract.prices.price import NOTHING, Amount, Late, Price
+from penstock.planner.contract.prices.stages import packed
 from penstock.planner.contract.ranks.rank_chain import fetching_turns
 
 BESIDE = 2
@@ -31,13 +33,16 @@ class LateExperts:
     A pass that touches few experts knows none beforehand: a = 0, and routers name the share ``foreseen`` of them. Nothing comes ahead of a
     prompt's first layer, which may wait where no other does.
 
+    Without a card the SSD brings them, and f is a read. While the CPU computes what else a layer has, the drive rests behind a experts.
+    What has come is computed before what was kept, so slots are never full of it. Launches are the CPU's own: nothing hides them.
+
     Slices of an expert come to all ranks at once, at the rate that all links have together.
 
     Ranks have their layers in turn, so all layers' waits add up, and a link copies alone but for what comes ahead to another rank.
     """
 
     waits: float = 0.0
-    """Of the missed experts, the share that no router names early; 0 for a model without any, and without a card."""
+    """Of the missed experts, the share that no router names early; 0 for a model without any."""
     layers: float = 0.0
     """Of this rank."""
     first: float = 0.0
@@ -49,6 +54,7 @@ class LateExperts:
     ahead: float = 0.0
     """a, as if the other links were idle."""
     slots: int = 0
+    """s; 0 without a card, where they do not matter."""
     touched: float = 0.0
     expert_s: float = 0.0
     launch_s: float = 0.0
@@ -58,16 +64,17 @@ class LateExperts:
     def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int, launched_s: float) -> LateExperts:
         """Of a pass of ``passes`` over ``rows`` tokens each. ``launched_s``: of all of them, what launching takes longer than computing."""
         experts, gpu, links = model.experts, hardware.gpu, hardware.links
-        if experts is None or gpu is None:
+        if experts is None:
             return cls()
         ranks, touched, slots = fetching_turns(model), visit(experts, rows).touched, fewest_slots(experts)
         waits, ahead, alone = 1 - experts.foreseen, 0.0, links.held_to if model.slices == 1 else 1.0
         if touched >= ALL_ASKED * experts.count:
-            waits, ahead = 1.0, ahead_of(hardware, model) * (1 - follows_itself(model))
+            waits, ahead = 1.0, ahead_of(hardware, model) * (1 - follows_itself(model)) if gpu else slots - 1.0
         unit, each_rows, layers = model.of_kind(UnitKind.expert)[0], rows * experts.top_k / touched, len(experts.layers)
-        flops_s = decode_s(hardware, unit, each_rows) + 2 * unit.elements * each_rows / hardware.dense_tflops / 1e12
-        each = OPERATIONS.each(rows, True, are_grouped(hardware, model, rows))
-        all_of_them = OPERATIONS.routed(experts, rows, True, are_grouped(hardware, model, rows))
+        read_s, flops_s = unit_s(hardware, unit, each_rows), 2 * unit.elements * each_rows / hardware.dense_tflops / 1e12
+        product_s = max(read_s, decode_s(hardware, unit, each_rows) + flops_s) if gpu else read_s + flops_s * packed(rows)
+        grouped = are_grouped(hardware, model, rows)
+        each, all_of_them = OPERATIONS.each(rows, gpu is not None, grouped), OPERATIONS.routed(experts, rows, gpu is not None, grouped)
         issued_s = launched_s / passes / layers / all_of_them
         return cls(
             waits,
@@ -76,29 +83,36 @@ class LateExperts:
             ranks,
             alone,
             ahead,
-            slots,
+            slots if gpu else 0,
             touched,
-            max(unit_s(hardware, unit, each_rows), flops_s) + each * issued_s,
-            (all_of_them - touched * each) * issued_s,
+            product_s + each * issued_s,
+            (all_of_them - touched * each) * issued_s if gpu else 0.0,
         )
 
     def in_units_of(self, seconds: float) -> LateExperts:
         """The same with so many seconds as the unit of time."""
         return replace(self, expert_s=self.expert_s / seconds, launch_s=self.launch_s / seconds)
 
-    def waited(self, missed: Amount, copy_s: float) -> Price:
+    def copied(self, missed: Amount, copy_s: float) -> Price:
         """Of one pass that misses so many experts in all of this rank's layers, each copied in ``copy_s``. Linear in ``missed``."""
         if not self.waits:
             return NOTHING
         copy_s, each_s, ahead = copy_s * self.alone, self.expert_s, self.ahead * (self.layers - self.first)
-        beside_s = (self.touched - 1) * each_s + self.launch_s
-        every = (missed - ahead) * copy_s - self.layers * beside_s
+        found = self.brought(missed * copy_s, copy_s)
+        if each_s >= copy_s:
+            return found
         full = (missed - ahead - self.layers * self.slots) * copy_s
         full -= (missed - ahead - 2 * self.layers) * each_s + self.layers * self.launch_s
-        first = (missed * (copy_s / self.layers) - beside_s) * (self.first * self.turns)
-        of_all = self.waits * self.turns
-        late = {Late.first: first * self.waits, Late.every: every * of_all}
-        return Price(late=late | {Late.full: full * of_all} if each_s < copy_s else late)
+        return found + Price(late={Late.full: full * (self.waits * self.turns)})
+
+    def brought(self, all_s: Amount, one_s: Amount) -> Price:
+        """The same where slots are never full: ``all_s`` brings all that the pass misses, ``one_s`` one of them. Linear in both."""
+        if not self.waits:
+            return NOTHING
+        beside_s = (self.touched - 1) * self.expert_s + self.launch_s
+        every = all_s - one_s * (self.ahead * (self.layers - self.first)) - self.layers * beside_s
+        first = (all_s * (1 / self.layers) - beside_s) * (self.first * self.turns)
+        return Price(late={Late.first: first * self.waits, Late.every: every * (self.waits * self.turns)})
 
 
 def follows_itself(model: ModelSpec) -> float:

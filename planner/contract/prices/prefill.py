@@ -113,7 +113,8 @@ class Moved:
     def each_pass(self, units: Price, missed: Misses, late: LateExperts) -> Price:
         """Of a pass over ``units`` that misses so many experts."""
         moved = units + self.expert_read * missed.dram + self.expert_copied * missed.vram
-        return moved + late.waited(missed.vram, self.expert_copied.of(Resource.h2d))
+        copy_s, read_s = self.expert_copied.of(Resource.h2d), self.expert_read.of(Resource.ssd)
+        return moved + (late.copied(missed.vram, copy_s) if copy_s else late.brought(missed.dram * read_s, read_s))
 
     def each_step(self, missed: Misses) -> Price:
         """The same of a decode step."""

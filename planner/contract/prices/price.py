@@ -83,8 +83,8 @@ class Price:
     rests: Amount = 0
     """Seconds in which the link copies nothing, since the ring is full while a pass looks its tokens up."""
     late: Mapping[Late, Amount] = field(default_factory=dict)
-    """Seconds for which the card waits in its layers for experts that are copied when their routers have spoken, less what it computes
-    meanwhile; nothing where that is less than 0."""
+    """Seconds for which compute waits in its layers for experts that come when their routers have spoken, less what it does meanwhile;
+    nothing where that is less than 0."""
     alongside: Amount = 0
     """Of the CPU's seconds, those that the card does not wait for in turn: of experts, whose visits have a law of their own,
     ``penstock.planner.contract.prices.routed``."""
@@ -106,6 +106,11 @@ class Price:
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
         return self.seconds.get(resource, 0.0)
+
+    @property
+    def computing(self) -> Amount:
+        """Seconds of the card, or of the CPU where there is none."""
+        return self.of(Resource.card if Resource.card in self.seconds else Resource.cpu)
 
     @property
     def in_turn(self) -> Amount:
@@ -155,7 +160,7 @@ class Price:
         yield self.of(Resource.card) + self.behind if self.waits else 0.0
         yield self.of(Resource.h2d) + self.rests if self.is_full else 0.0
         for layers in Late:
-            yield self.of(Resource.card) + self.behind + self.late[layers] if layers in self.late else 0.0
+            yield self.computing + self.behind + self.late[layers] if layers in self.late else 0.0
         both = Resource.card in self.seconds and Resource.cpu in self.seconds
         yield self.of(Resource.card) + self.of(Resource.cpu) - self.alongside if both else 0.0
 

@@ -248,8 +248,12 @@ def _with_products(
         least_s = passes * model.layers * kernels_s
         between_s = prompt_tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB
         return max(flops_s + max(between_s, least_s), passes_s + least_s)
-    packing = (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
-    return flops_s * packing + passes_s
+    return flops_s * packed(rows) + passes_s
+
+
+def packed(rows: int) -> float:
+    """How many times as long a CPU's products of ``rows`` rows take as at the rate that was measured: it packs the weights first."""
+    return (1 + FIXED.cpu_packing_rows / rows) / (1 + FIXED.cpu_packing_rows / FIXED.cpu_dense_rows)
 
 
 def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: float) -> float:

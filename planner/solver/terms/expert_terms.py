@@ -103,7 +103,11 @@ class ExpertTerms:
         read, copied = self._missed(tokens)
         passed_mb = (pulp.lpSum(read) + copied) * (self.experts.expert_bytes / MB)
         ticks = {Resource.ssd: self._program.dot(read, self._read_t), Resource.h2d: copied * self._copy_t}
-        return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s)) + late.waited(copied, self._copy_t)
+        if self._problem.hardware.gpu:
+            waited = late.copied(copied, self._copy_t)
+        else:
+            waited = late.brought(ticks[Resource.ssd], self._program.dot(self._ssd_bits, self._read_t))
+        return Price(ticks) + passed(self._problem.hardware, passed_mb * (MB / self._tick_s)) + waited
 
     def each_step(self) -> Price:
         """The same of a decode step, whose missed experts the CPU may share."""
@@ -124,7 +128,9 @@ class ExpertTerms:
         most = len(self.experts.layers) * visit(self.experts, tokens).touched
         ticks = {Resource.ssd: most * max(self._read_t), Resource.h2d: most * self._copy_t}
         twice = passed(self._problem.hardware, 2 * most * self.experts.expert_bytes / self._tick_s)
-        return Price(ticks) + twice + late.waited(most, self._copy_t)
+        gpu = self._problem.hardware.gpu
+        waited = late.copied(most, self._copy_t) if gpu else late.brought(ticks[Resource.ssd], min(self._read_t))
+        return Price(ticks) + twice + waited
 
     def routed_t(self, compute_t: Amount, streamed_t: Streamed) -> Iterator[Amount]:
         """Ticks of a decode step that its routers hold up: at least each of these."""
