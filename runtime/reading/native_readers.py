@@ -270,5 +270,5 @@ class NativeReaders:
         finally:
             asked.error = asked.error or error
             del asked, target
-            if self.library.quick.readers_mended(self._pool, me, error is not None):
+            if self.library.waiting.readers_mended(self._pool, me, error is not None):  # for a carrier that another reader has
                 self._tell(number)

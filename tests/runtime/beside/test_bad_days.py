@@ -37,12 +37,14 @@ UNITS, HANGS_S = 4, 20.0
 
 
 class CardThread(Capturing, PlayedWords):
-    """A card that writes and waits for words in a thread of its own, launch after launch. ``busy`` holds it up behind the first unit."""
+    """A card that writes and waits for words in a thread of its own, launch after launch. ``busy`` holds it up behind the first unit.
+    Whoever waits for its results next is interrupted after ``alarm_s``, where that is not 0."""
 
     def __init__(self) -> None:
         self.acts: list[Callable[[], None]] = []
         self.busy, self.begun = threading.Event(), threading.Event()
         self.thread = threading.Thread()
+        self.alarm_s = 0.0
 
     def write_word(self, address: int, value: int) -> None:
         self._act(lambda: PlayedWords.write_word(self, address, value))
@@ -66,6 +68,9 @@ class CardThread(Capturing, PlayedWords):
             act()
 
     def wait_results(self) -> None:
+        alarm_s, self.alarm_s = self.alarm_s, 0.0
+        if alarm_s:
+            signal.setitimer(signal.ITIMER_REAL, alarm_s)
         while self.thread.is_alive():
             time.sleep(0.001)
 
@@ -116,8 +121,8 @@ def test_an_interrupt_while_card_and_cpu_compute_ends_both(unlocked: None, in_tu
         steps.run(step)
         assert card.begun.wait(HANGS_S)
         before = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        card.alarm_s = 0.02
         try:
-            signal.setitimer(signal.ITIMER_REAL, 0.02)
             with pytest.raises(KeyboardInterrupt):
                 steps.run(step)
         finally:
