@@ -6,6 +6,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import torch
@@ -133,8 +134,9 @@ class ExpertCopies:
         self._used.clear()
 
     def queued_bytes(self) -> int:
-        """What was queued and is not known to be over; never blocks."""
-        return sum([copy.nbytes for copy in self._queued if not self.device.done(copy.end)])
+        """What was queued last and is not over; never blocks. The driver is asked about these alone: copies wait here to be booked long
+        after they are over."""
+        return sum([copy.nbytes for copy in takewhile(lambda copy: not self.device.done(copy.end), reversed(self._queued))])
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks. To book many at once takes the host a fraction of what it takes to book each with
