@@ -41,29 +41,11 @@ sys.path.insert(0, str(ROOT))
 from bench.keys import given_of  # noqa: E402
 from penstock.runtime.memory.device import CudaDevice  # noqa: E402
 from penstock.runtime.ranks.hop import Hop, HopMeter, Sent, StagedHop, TorchHop  # noqa: E402
-from penstock.runtime.ranks.shared_memory import Shared, SharedMemory  # noqa: E402
 from penstock.runtime.ranks.word_ways import HopPlaces, WordWays  # noqa: E402
-from penstock.runtime.recorded.stream_words import StreamWords  # noqa: E402
 from penstock.runtime.timed.rank_times import PATIENCE_S, TorchCard, TorchMeeting  # noqa: E402
+from penstock.runtime.timed.recorded_hops import CardWords, Recorded, Trip, shared_by, there_and_back  # noqa: E402
 
 KEYS = ("devices", "out", "rounds", "nbytes", "rank", "meet")
-TRIPS = 8
-"""There and back in a recorded round."""
-Trip = Callable[[], None]
-"""Once there and back, as one rank sees it."""
-
-
-class CardWords:
-    """Words of the current stream."""
-
-    def __init__(self) -> None:
-        self._words = StreamWords()
-
-    def write_word(self, address: int, value: int) -> None:
-        self._words.write(torch.cuda.current_stream().cuda_stream, address, value)
-
-    def wait_word(self, address: int, value: int) -> None:
-        self._words.wait(torch.cuda.current_stream().cuda_stream, address, value)
 
 
 class PlayedWords:
@@ -79,16 +61,6 @@ class PlayedWords:
         at = (address - self._begin) // 4
         while int(self._words[at]) != value:
             time.sleep(0)
-
-
-def there_and_back(rank: int, hop: Hop, hidden: torch.Tensor) -> Trip:
-    """By ``hop`` from rank 0 to rank 1, then from that."""
-
-    def trip() -> None:
-        for sender in (0, 1):
-            (hop.send if rank == sender else hop.receive)(hidden)
-
-    return trip
 
 
 def by_group(rank: int, one_card: bool) -> Hop:
@@ -109,29 +81,6 @@ def launched_us(trip: Trip, rounds: int, settle: Callable[[], None]) -> list[flo
     return found[10:]
 
 
-def recorded_us(trips: Sequence[Trip], rounds: int) -> list[float]:
-    """The same of rounds that are recorded, as the card sees it: those of ``trips``, each on a stream of its own, are launched together."""
-    graphs, streams = [torch.cuda.CUDAGraph() for _ in trips], [torch.cuda.Stream() for _ in trips]
-    begin, end = (torch.cuda.Event(enable_timing=True, external=True) for _ in range(2))
-    for trip, graph, stream in zip(trips, graphs, streams, strict=True):
-        with torch.cuda.graph(graph, None, stream, "thread_local"):
-            trip()
-            if stream is streams[0]:
-                begin.record(stream)
-            for _ in range(TRIPS):
-                trip()
-            if stream is streams[0]:
-                end.record(stream)
-    found = []
-    for _ in range(rounds + 10):
-        for graph, stream in zip(graphs, streams, strict=True):
-            with torch.cuda.stream(stream):
-                graph.replay()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end) * 1e3 / 2 / TRIPS)
-    return found[10:]
-
-
 def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes: int) -> list[dict[str, Any]]:
     """Rows of each way, idle and busy. Both ranks call it."""
     name, one_card = names[rank], names[0] == names[1] != "cpu"
@@ -140,14 +89,11 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     meeting = TorchMeeting(rank, 2, address, card.cuda)
     lock = CudaDevice(device.index) if card.cuda else None
     hidden, places = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device), HopPlaces(2, nbytes)
-    memory = SharedMemory(places.all_bytes, lock) if rank == 0 else None
-    told: list[Any] = [None if memory is None else tuple(memory.shared)]
-    dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
-    memory = memory or SharedMemory(Shared(*told[0]), lock)
+    memory = shared_by(meeting, places.all_bytes, lock)
     flags = CardWords() if card.cuda else PlayedWords(memory.bytes)
     seen = memory.bytes if lock is None else lock.alias(memory.bytes)
     both = [WordWays(number, places, memory.bytes.data_ptr(), seen, flags) for number in (0, 1)]
-    settle = torch.cuda.synchronize if card.cuda else lambda: None
+    settle = torch.cuda.current_stream().synchronize if card.cuda else lambda: None
     group = "nccl" if card.cuda and not one_card else "gloo"
     hops: dict[str, Hop] = {group: by_group(rank, one_card), "words": both[rank].of(1 - rank)}
     rows = []
@@ -161,7 +107,7 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
                     beside: AbstractContextManager[Any] = card.busy() if busy else nullcontext()
                     try:
                         with beside:
-                            took = recorded_us([trip], rounds) if recorded else launched_us(trip, rounds, settle)
+                            took = Recorded([trip]).us(rounds) if recorded else launched_us(trip, rounds, settle)
                         row |= quantiles(took)
                     except RuntimeError as error:  # both ranks are refused alike: before anything is launched
                         row["refused"] = str(error).strip().partition("\n")[0][:200]
@@ -171,7 +117,7 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     if one_card and rank == 0:
         with torch.inference_mode():
             trips = [there_and_back(number, both[number].of(1 - number), hidden.clone()) for number in (0, 1)]
-            rows += [{"way": "words, one process", "links": "idle", **quantiles(recorded_us(trips, rounds))}]
+            rows += [{"way": "words, one process", "links": "idle", **quantiles(Recorded(trips).us(rounds))}]
     meeting.gathered(0.0)
     memory.close()
     return rows

@@ -323,7 +323,8 @@ def _links(found: Findings) -> LinksConfig | None:
     """None where neither those of several GPUs were measured, nor what goes between processes without any."""
     if not found.number("links.hop_s"):
         return None
-    return LinksConfig(found.rows("links.together_gbps"), found.number("links.hop_s"), found.number("links.p2p_gbps"))
+    number = found.number
+    return LinksConfig(found.rows("links.together_gbps"), number("links.hop_s"), number("links.p2p_gbps"), number("links.word_hop_s"))
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None, others: Sequence[CardConfig] = ()) -> HardwareConfig:

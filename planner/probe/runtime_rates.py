@@ -14,7 +14,7 @@ from penstock.planner.probe.findings import CannotMeasure, Figure
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
 HOPS = ("links.hop_s", "links.p2p_gbps")
-LINKS = ("links.together_gbps", *HOPS)
+LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s")
 DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 40.0, 45.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
@@ -61,6 +61,8 @@ def measure_links(
     yield Figure("links.together_gbps", rows, f"copies of 64 MiB by {how}")
     yield Figure("links.hop_s", told["hop_s"], "NCCL send and receive of 16 KiB, half of there and back, all links busy, median")
     yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, links idle")
+    how = "16 KiB through page-locked memory inside CUDA graphs, half of there and back, all links busy, median"
+    yield Figure("links.word_hop_s", told["word_hop_s"], how if told["word_hop_s"] else "steps with hops are not recorded here")
     room = [free + context_bytes for gpu, free in zip(gpus, told["free_bytes"], strict=True) if gpu != own and gpu in alike]
     if min(room, default=vram_bytes) < vram_bytes:
         yield Figure("vram_bytes", min(room), f"the least of {len(alike)} GPUs: free beside the context")

@@ -23,9 +23,12 @@ import torch
 import torch.distributed as dist
 
 from penstock.planner.common.measures import GB
+from penstock.runtime.timed.recorded_hops import recorded_hop_s
 
 PATIENCE_S = 60
 """For a process that does not come."""
+LOOK_S = 0.05
+"""From one look after the others to the next one."""
 HOP_BYTES, PROMPT_BYTES = 16 * 2**10, 64 * 2**20
 """Hidden states of a token, and of a prompt."""
 LEAST_HOPS, PROMPTS = 50, 4
@@ -46,8 +49,14 @@ class Card(Protocol):
     def busy(self) -> Any:
         """A context in which its link carries all the time."""
 
-    def hop(self, nbytes: int, to: int | None) -> None:
-        """So many bytes to the card of rank ``to``, or from rank 0 where it is None, waited for."""
+    def send(self, nbytes: int, to: int) -> None:
+        """So many bytes to the card of rank ``to``, waited for."""
+
+    def receive(self, nbytes: int, sender: int) -> None:
+        """So many bytes from the card of rank ``sender``, waited for."""
+
+    def recorded_hop_s(self, meeting: Meeting, nbytes: int) -> float:
+        """Seconds of a hop between the first two ranks inside a recorded step; 0.0 where steps are not recorded."""
 
 
 class Meeting(Protocol):
@@ -58,6 +67,9 @@ class Meeting(Protocol):
 
     def gathered(self, value: float) -> list[float]:
         """``value`` of every rank, once all have come."""
+
+    def told(self, words: Any) -> Any:
+        """What rank 0 has for ``words``."""
 
 
 def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
@@ -73,11 +85,13 @@ def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
     meeting.gathered(0.0)
     with card.busy():
         hop_s = _hop_s(meeting, card, HOP_BYTES, LEAST_HOPS)
+        word_hop_s = meeting.gathered(card.recorded_hop_s(meeting, HOP_BYTES))[0]
     prompt_s = _hop_s(meeting, card, PROMPT_BYTES, PROMPTS)
     return {
         "alone": alone,
         "together": together,
         "hop_s": hop_s,
+        "word_hop_s": word_hop_s,
         "p2p_gbps": PROMPT_BYTES / GB / prompt_s,
         "free_bytes": [round(one) for one in free],
     }
@@ -87,13 +101,12 @@ def _hop_s(meeting: Meeting, card: Card, nbytes: int, times: int) -> float:
     """Half of the median of there and back between the first two ranks; the others wait."""
     took = []
     if meeting.rank < 2:
-        card.hop(nbytes, 1) if meeting.rank == 0 else card.hop(nbytes, None)  # connects both
-        for _ in range(times):
+        for _ in range(1 + times):
             begun = time.perf_counter()
             for sender in (0, 1):
-                card.hop(nbytes, 1 - sender if meeting.rank == sender else None)
+                card.send(nbytes, 1 - sender) if meeting.rank == sender else card.receive(nbytes, sender)
             took.append((time.perf_counter() - begun) / 2)
-    return meeting.gathered(median(took) if took else 0.0)[0]
+    return meeting.gathered(median(took[1:]) if took else 0.0)[0]  # the first one connects both
 
 
 class TorchMeeting:
@@ -108,6 +121,11 @@ class TorchMeeting:
         found = [torch.zeros(1, dtype=torch.float64) for _ in range(self.count)]
         dist.all_gather(found, torch.tensor([value], dtype=torch.float64))
         return [float(one) for one in found]
+
+    def told(self, words: Any) -> Any:
+        told = [words]
+        dist.broadcast_object_list(told, 0, device=torch.device("cpu"))
+        return told[0]
 
 
 class TorchCard:
@@ -139,12 +157,18 @@ class TorchCard:
             over.set()
             thread.join()
 
-    def hop(self, nbytes: int, to: int | None) -> None:
-        hidden = torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
-        if to is None:
-            dist.recv(hidden)
-        else:
-            dist.send(hidden, to)
+    def send(self, nbytes: int, to: int) -> None:
+        dist.send(torch.zeros(nbytes, dtype=torch.uint8, device=self.device), to)
+        self._settle()
+
+    def receive(self, nbytes: int, sender: int) -> None:
+        dist.recv(torch.empty(nbytes, dtype=torch.uint8, device=self.device), sender)  # NCCL takes from nobody unnamed
+        self._settle()
+
+    def recorded_hop_s(self, meeting: Meeting, nbytes: int) -> float:
+        return recorded_hop_s(meeting, self.device, nbytes, LEAST_HOPS) if self.cuda else 0.0
+
+    def _settle(self) -> None:
         if self.cuda:
             torch.cuda.current_stream().synchronize()
 
@@ -190,6 +214,19 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def _end_with(others: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End this process, and the others, when one of them fails: it would be waited for until all patience is over."""
+
+    def watch() -> None:
+        while not any(one.poll() for one in others):
+            time.sleep(LOOK_S)
+        for one in others:
+            one.kill()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Measure and print; every process but the first is started here."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
@@ -205,8 +242,9 @@ def main() -> None:
             subprocess.Popen([*command, f"rank={other}"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             for other in range(1, len(devices))
         ]
+        _end_with(others)
         try:
-            print(json.dumps(_timed(devices, 0, address, seconds)))
+            print(json.dumps(_timed(devices, 0, address, seconds)), flush=True)
             for other in others:
                 other.wait(PATIENCE_S)
         finally:

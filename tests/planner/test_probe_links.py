@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import subprocess
+import sys
 import threading
+import time
 import types
 
 import pytest
@@ -20,11 +23,12 @@ from penstock.planner.probe.gpu_rates import Gpu
 from penstock.planner.probe.profile_table import _figures
 from penstock.planner.probe.runtime_rates import HOPS, measure_hops
 from penstock.planner.probe.watched.clocked import FULL, QUICK
+from penstock.runtime.timed import rank_times
 from penstock.runtime.timed.rank_times import measure
 from tests.planner.test_presets import hardware
 from tests.planner.test_probe_products import answering
 
-TOLD = {"alone": [50.0, 50.0, 48.0, 52.0], "together": [[2, 97.0], [4, 160.0]], "hop_s": 7.2e-5, "p2p_gbps": 380.0}
+TOLD = {"alone": [50.0, 50.0, 48.0, 52.0], "together": [[2, 97.0], [4, 160.0]], "hop_s": 7.2e-5, "word_hop_s": 4.9e-5, "p2p_gbps": 380.0}
 TOLD |= {"free_bytes": [60 * 10**9, 80 * 10**9, 79 * 10**9, 80 * 10**9]}
 
 
@@ -56,7 +60,7 @@ def test_all_cards_of_a_kind_are_found_and_their_links_at_once_are_relative_to_e
         "together_gbps": [[1, 55.0], [2, 106.7], [4, 176.0]],
         "hop_s": 7.2e-5,
         "p2p_gbps": 380.0,
-        "word_hop_s": 0.0,
+        "word_hop_s": 4.9e-5,
     }
     assert dict(_figures(cfg))["links.together_gbps"].splitlines()[-1] == "4 GPUs 176.0 GB/s"
 
@@ -228,7 +232,7 @@ class FakeRank:
 
     def __init__(self, rank: int, table: Table):
         self.rank, self.count, self.table = rank, table.count, table
-        self.hops: list[tuple[int, int | None, bool]] = []
+        self.hops: list[tuple[str, int, int, bool]] = []
         self.is_busy = False
 
     def gathered(self, value):
@@ -248,8 +252,14 @@ class FakeRank:
         yield
         self.is_busy = False
 
-    def hop(self, nbytes, to):
-        self.hops.append((nbytes, to, self.is_busy))
+    def send(self, nbytes, to):
+        self.hops.append(("to", to, nbytes, self.is_busy))
+
+    def receive(self, nbytes, sender):
+        self.hops.append(("from", sender, nbytes, self.is_busy))
+
+    def recorded_hop_s(self, meeting, nbytes):
+        return 2e-5 * (self.is_busy and nbytes == 16384)
 
 
 class Table:
@@ -269,9 +279,22 @@ def test_all_ranks_measure_in_turn_and_at_once():
     assert told[0] == told[1] == told[2]
     assert told[0]["alone"] == [50.0, 49.0, 48.0] and told[0]["together"] == [[2, 99.0], [3, 147.0]]
     assert sorted(table.seconds) == [0.1] * 3 + [0.4] * 8, "each warms up, 3 alone in turn, 2 and 3 at once"
-    sent, received = ([hop for hop in ranks[0].hops if (hop[1] is None) == comes] for comes in (False, True))
-    assert len(sent) == len(received) + 2 and {to for _, to, _ in sent} == {1} and not ranks[2].hops
-    assert all(busy == (nbytes == 16384) for nbytes, _, busy in ranks[0].hops)
+    assert told[0]["word_hop_s"] == 2e-5, "beside busy links"
+    assert not ranks[2].hops
+    for one, other in ((0, 1), (1, 0)):
+        ways = [hop[:2] for hop in ranks[one].hops]
+        assert ways == [("to", other), ("from", other)][:: 1 - 2 * one] * (len(ways) // 2), "there and back, each from one who is named"
+        assert all(busy == (nbytes == 16384) for _, _, nbytes, busy in ranks[one].hops)
+
+
+def test_a_rank_that_fails_ends_all_at_once():
+    """NCCL's own patience is longer than the probe's."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.runtime.timed.rank_times", "devices=cpu,none", "seconds=0.1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and not done.stdout and "none" in done.stderr
+    assert time.monotonic() - begun < rank_times.PATIENCE_S
 
 
 def test_processes_without_cards_hop_by_gloo_and_a_probe_times_it(monkeypatch):

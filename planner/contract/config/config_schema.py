@@ -146,7 +146,7 @@ class LinksConfig:
     """Rate between ranks of the hidden states of a prompt; 0: not measured, and not waited for. null: 0; without a GPU 0.2, gloo's."""
     word_hop_s: Annotated[float, Bounds(0.0, 1.0)] = 0.0
     """Seconds in which the hidden state of a token goes from one rank to the next inside a recorded step, through page-locked memory of the
-    host; 0: not measured, so steps of several ranks are launched kernel by kernel. `bench/rank_hops.py` measures it."""
+    host, while all links are busy; 0: not measured, or not possible, so steps of several ranks are launched kernel by kernel."""
 
 
 @dataclass
