@@ -47,6 +47,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
         yield form.name, *_decoding(hardware, form, from_("gpu.decode" if gpu else "cpu.decode"))
     if ranks > 1 and ranks > hardware.hosts:
         yield "hops", f"{show_seconds(hardware.links.hop_s)} each", from_("links.hop_s")
+        if hardware.links.vram_bytes:
+            yield "", f"{show_bytes(hardware.links.vram_bytes)} of each card", from_("links.vram_bytes")
         if hardware.links.word_hop_s and hardware.hosts == 1:
             yield "", f"{show_seconds(hardware.links.word_hop_s)} each in a recorded step", from_("links.word_hop_s")
     if hardware.hosts > 1 and (network := hardware.network) is not None:

@@ -26,8 +26,9 @@ LED = "penstock.runtime.led.rank_process"
 """What such a rank runs."""
 LOOPBACK = "127.0.0.1"
 ON_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-NCCL = {"NCCL_MAX_NCHANNELS": "4", "NCCL_MAX_P2P_NCHANNELS": "4", "NCCL_CUMEM_ENABLE": "0"}
-"""A hop is small: few channels take little VRAM, and few multiprocessors while they wait."""
+NCCL = {"NCCL_MAX_NCHANNELS": "2", "NCCL_MAX_P2P_NCHANNELS": "2", "NCCL_CUMEM_ENABLE": "0", "NCCL_BUFFSIZE": str(1 << 20)}
+"""A hop is small: few channels take little VRAM, and few multiprocessors while they wait. Between two H100s 16 KiB take 48 microseconds by
+2 channels and by 4; 16 MiB 363 and 276. Two channels with buffers of 1 MiB take 252 MiB of VRAM less than four with 4 MiB."""
 _BACKLOG = 1024
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def be_led(company: Company, checkpoint: Path | None = None) -> None:
         company.join()
         with uncollected():
             from penstock.runtime.led import open_led
+        gc.freeze()  # what was imported lives as long as the process: no pass waits while it is searched
         while (words := company.hear())["what"] == "open":
             open_led.follow_one(company, words, checkpoint)
         company.answer({"left": True})

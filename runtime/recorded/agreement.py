@@ -11,8 +11,14 @@ BF16_STEP = 2.0**-8
 
 
 def bf16_rounding(layers: int) -> float:
-    """Relative error of a model's logits: one step at each of a layer's two residual additions, adding up like a random walk."""
-    return BF16_STEP * math.sqrt(2 * layers)
+    """How far two ways to compute a model's logits are apart: each errs by one step at each of a layer's two residual additions, adding up
+    like a random walk, and their errors have nothing to do with each other.
+
+        sqrt(2) * step * sqrt(2 * layers)
+
+    24 layers of 70B geometry with random weights, FFNs of 20 of them on the CPU beside two H100s: 0.029; this says 0.038.
+    """
+    return 2 * BF16_STEP * math.sqrt(layers)
 
 
 def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:

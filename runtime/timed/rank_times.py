@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.planner.common.measures import GB
+from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.device import CudaDevice
 from penstock.runtime.timed.recorded_hops import recorded_hop_s
 
 PATIENCE_S = 60
@@ -136,8 +138,11 @@ class TorchCard:
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        nbytes = 16 * CHUNK if self.cuda else 2 * CHUNK
-        self._sources = torch.ones(nbytes, dtype=torch.uint8, pin_memory=self.cuda).split(CHUNK)
+        self._arena = Arena(16 * CHUNK if self.cuda else 2 * CHUNK)  # in large pages, as a run's: several links read those faster
+        self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
+        if self._arena.refused:
+            raise RuntimeError(f"{CHUNK * 16} bytes are not page-locked: {self._arena.refused}")
+        self._sources = self._arena.tensor.split(CHUNK)
         self._targets = torch.empty(2 * CHUNK, dtype=torch.uint8, device=device).split(CHUNK)
         self._stream = torch.cuda.Stream() if self.cuda else None
 

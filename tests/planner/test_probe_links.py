@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from penstock.planner.contract.config.better_profile import read_earlier, worse_than
 from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
-from penstock.planner.contract.given.links import GLOO, Links
+from penstock.planner.contract.given.links import GLOO, NCCL
 from penstock.planner.probe import measure as probing
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.gpu_rates import Gpu
@@ -61,6 +61,7 @@ def test_all_cards_of_a_kind_are_found_and_their_links_at_once_are_relative_to_e
         "hop_s": 7.2e-5,
         "p2p_gbps": 380.0,
         "word_hop_s": 4.9e-5,
+        "vram_bytes": 320 * 2**20,
     }
     assert dict(_figures(cfg))["links.together_gbps"].splitlines()[-1] == "4 GPUs 176.0 GB/s"
 
@@ -310,4 +311,4 @@ def test_processes_without_cards_hop_by_gloo_and_a_probe_times_it(monkeypatch):
     made = hardware_from(cfg).links
     assert (made.hop_s, made.p2p_gbps) == (1.5e-4, 1.25)
     assert dict(_figures(cfg))["links.p2p_gbps"] == "1.2 GB/s"
-    assert hardware_from(hardware("laptop")).links == Links()
+    assert hardware_from(hardware("laptop")).links == NCCL

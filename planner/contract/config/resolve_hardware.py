@@ -24,7 +24,7 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, no_such_format
 from penstock.planner.contract.given.hardware import Card, Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.host_rates import HostRates
-from penstock.planner.contract.given.links import GLOO, Links
+from penstock.planner.contract.given.links import GLOO, NCCL, Links
 from penstock.planner.contract.given.network import Network
 
 
@@ -115,17 +115,19 @@ def _unlike(cards: list[CardConfig], base: Card, devices: tuple[int, ...]) -> di
 
 
 def _links(cfg: LinksConfig | None, cards: bool) -> Links:
-    own = Links() if cards else GLOO
+    own = NCCL if cards else GLOO
     if cfg is None:
         return own
     together = _curve("hardware.links.together_gbps", cfg.together_gbps, "[GPUs, GB/s]") if cfg.together_gbps else None
     hop_s, p2p_gbps = own.hop_s if cfg.hop_s is None else cfg.hop_s, own.p2p_gbps if cfg.p2p_gbps is None else cfg.p2p_gbps
-    return Links(together, hop_s, p2p_gbps, word_hop_s=cfg.word_hop_s)
+    vram_bytes = own.vram_bytes if cfg.vram_bytes is None else cfg.vram_bytes
+    return Links(together, hop_s, p2p_gbps, word_hop_s=cfg.word_hop_s, vram_bytes=vram_bytes)
 
 
 def _links_mapping(links: Links) -> dict[str, Any]:
     together = [] if links.together is None else [list(point) for point in links.together.points]
-    return {"together_gbps": together, "hop_s": links.hop_s, "p2p_gbps": links.p2p_gbps, "word_hop_s": links.word_hop_s}
+    own = {name: getattr(links, name) for name in ("hop_s", "p2p_gbps", "word_hop_s", "vram_bytes")}
+    return {"together_gbps": together} | own
 
 
 def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
