@@ -47,8 +47,10 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
     supervisor.started()
     try:
         vocabulary = await asyncio.to_thread(read)
+        from penstock.runtime.asked.chat_template import find_template
         from penstock.runtime.serve.routes.serving import serve_on
 
+        find_template(vocabulary.tokenizer, served.template)  # an option that the template does not have ends the start
         return await serve_on(sock, served, vocabulary, keys, supervisor)
     except BaseException:
         supervisor.kill()

@@ -20,7 +20,7 @@ from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit
-from penstock.runtime.asked.run_schema import RunConfig, check_template
+from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.serve_process import serve
 from penstock.runtime.serve.serve_schema import Auth, ServeConfig
@@ -75,6 +75,15 @@ def serve_verb(cfg: ServeConfig) -> None:
         if report:
             tell(_closing(report))
         cfg.close(report)
+
+
+def check_template(wanted: Any) -> None:
+    """UserError where ``template=`` is not options."""
+    if wanted is not None and not isinstance(wanted, Mapping):
+        said = str(wanted).lower() if isinstance(wanted, bool) else wanted
+        raise UserError(
+            f"template={said}: must be options, as template.enable_thinking=false; leave it out: prompts of /v1/completions are raw text"
+        )
 
 
 def check_address(cfg: ServeConfig) -> None:

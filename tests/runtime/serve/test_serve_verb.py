@@ -39,6 +39,7 @@ WRONG = [
     (("name=",), "name=: is empty; give text"),
     (("kv.flush_s=-1",), "kv.flush_s=-1.0: must be 0 or more seconds"),
     (("kv.dir=/proc/pages",), "kv.dir=/proc/pages: /proc is not a directory that can be written to"),
+    (("template=false",), "template=false: must be options, as template.enable_thinking=false; leave it out"),
     (("hang_s=1",), "hang_s=1.0: must be above 2, less than a day"),
     (("limits.body_bytes=0",), "limits.body_bytes=0: must be above 0"),
     (("limits.bodies=1",), "limits.bodies"),
@@ -62,6 +63,14 @@ def test_without_the_extra_the_command_that_installs_it_is_named(desk: Path, mon
     assert refusal("runtime", "serve", "plan=plan.yaml", cwd=desk).endswith("needs uvicorn, which is not installed; pip install uvicorn")
     monkeypatch.setattr(serve_verb, "find_spec", lambda name: None if name in ("uvicorn", "h11") else name)
     assert refusal("runtime", "serve", "plan=plan.yaml", cwd=desk).endswith("which are not installed; pip install uvicorn h11")
+
+
+def test_an_option_that_the_template_does_not_have_ends_the_start(desk: Path) -> None:
+    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "plan=plan.yaml", "port=0", "template.enable_thinkng=false"]
+    ended = subprocess.run(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=HANGS_S)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert "template.enable_thinkng: the model's chat template has no such option; leave it out" in ended.stderr.splitlines()[-1]
 
 
 @contextmanager
