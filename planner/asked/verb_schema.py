@@ -86,7 +86,7 @@ class ProbeSettings:
     path: str = "."
     """A directory on the file system that holds the checkpoint."""
     quick: bool = False
-    """15 s at most instead of 60."""
+    """15 s at most instead of 60. Links of several GPUs come on top: two H100s took 87 s."""
     name: str = "local"
     """The profile's name: `hardware=NAME` finds it."""
     gpu: int = 0
