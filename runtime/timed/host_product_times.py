@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import cycle
+from statistics import median
 
 import torch
 
@@ -148,16 +149,18 @@ class KvLayers:
 
 
 def unit_gbps(pool: HostPool, units: Sequence[HostFfn], rows: int, seconds: float) -> float:
-    """Stored bytes a second of units of ``rows`` rows, the next one at every call."""
+    """Stored bytes a second of units of ``rows`` rows, the next one at every call: by the median. A core that another program had for a
+    moment would halve a rate that is timed for so short."""
     x = torch.randn(rows, units[0].inputs).to(torch.bfloat16)
     out = torch.empty(rows, units[0].outputs, dtype=torch.bfloat16)
     turn = cycle(units)
     pool.ffn(next(turn), x, out)
-    done, begun = 0, time.perf_counter()
-    while done < LEAST or time.perf_counter() < begun + seconds:
+    took, end = list[float](), time.perf_counter() + seconds
+    while len(took) < LEAST or time.perf_counter() < end:
+        begun = time.perf_counter()
         pool.ffn(next(turn), x, out)
-        done += 1
-    return done * units[0].bytes / 1e9 / (time.perf_counter() - begun)
+        took.append(time.perf_counter() - begun)
+    return units[0].bytes / 1e9 / median(took)
 
 
 def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
