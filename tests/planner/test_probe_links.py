@@ -23,7 +23,7 @@ from penstock.planner.probe.gpu_rates import Gpu
 from penstock.planner.probe.profile_table import _figures
 from penstock.planner.probe.runtime_rates import HOPS, measure_hops
 from penstock.planner.probe.watched.clocked import FULL, QUICK
-from penstock.runtime.timed import rank_times
+from penstock.runtime.timed import rank_times, recorded_hops
 from penstock.runtime.timed.rank_times import measure
 from tests.planner.test_presets import hardware
 from tests.planner.test_probe_products import answering
@@ -286,6 +286,30 @@ def test_all_ranks_measure_in_turn_and_at_once():
         ways = [hop[:2] for hop in ranks[one].hops]
         assert ways == [("to", other), ("from", other)][:: 1 - 2 * one] * (len(ways) // 2), "there and back, each from one who is named"
         assert all(busy == (nbytes == 16384) for _, _, nbytes, busy in ranks[one].hops)
+
+
+@pytest.mark.parametrize(("able", "found"), [({0, 1}, 2e-5), ({0}, 0.0), ({1}, 0.0)])
+def test_hops_are_recorded_by_both_ranks_or_launched_by_none(monkeypatch, able, found):
+    """A card would wait for the other one's word for ever."""
+    asked: list[int] = []
+
+    class Graph:
+        def us(self, rounds):
+            asked.append(rounds)
+            return [20.0] * rounds
+
+    monkeypatch.setattr(recorded_hops, "_recorded", lambda meeting, *_: Graph() if meeting.rank in able else None)
+    table, told = Table(3), {}
+
+    def seconds(rank: int) -> None:
+        told[rank] = recorded_hops.recorded_hop_s(FakeRank(rank, table), torch.device("cpu"), 16384, 5)
+
+    threads = [threading.Thread(target=seconds, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert (told[0], told[1], told[2]) == (found, found, 0.0) and asked == [5, 5] * bool(found)
 
 
 def test_a_rank_that_fails_ends_all_at_once():
