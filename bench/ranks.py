@@ -11,7 +11,7 @@
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
-included: a minute. Then it solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
+included: a minute and a half. Then it solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
 run measure their links when it is over, each alone and all at once, and a hop of one token's hidden state beside them. Rows:
 
     decode: bytes that all links carry for a token / seconds, over what the links carry at once
@@ -24,8 +24,8 @@ With `cpu` the program may leave units to the CPU, else it leaves none, so that 
 
     beside the CPU: seconds of a step, over the longest of what links, the CPU and the bus take for their bytes
 
-With `words`, the seconds that bench/rank_hops.py found (`words recorded`, links busy), steps are recorded with their hops; with `cpu` as
-well with their units of the CPU.
+Steps are recorded with their hops, with `cpu` as well with their units of the CPU, where the probe knows what such a hop takes. `words` are
+other seconds of it; words=0 has steps launched.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.

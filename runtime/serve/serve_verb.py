@@ -42,7 +42,7 @@ def serve_verb(cfg: ServeConfig) -> None:
         raise UserError(f"runtime serve needs {', '.join(absent)}, which {are} not installed; pip install {' '.join(absent)}")
     cfg.limits.check()
     check_address(cfg)
-    check_template(cfg.template)
+    check_template_options(cfg.template)
     if not 0 <= cfg.drain_s < 86400:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
     if cfg.hang_s is not None and not QUIET_S < cfg.hang_s < 86400:
@@ -77,7 +77,7 @@ def serve_verb(cfg: ServeConfig) -> None:
         cfg.close(report)
 
 
-def check_template(wanted: Any) -> None:
+def check_template_options(wanted: Any) -> None:
     """UserError where ``template=`` is not options."""
     if wanted is not None and not isinstance(wanted, Mapping):
         said = str(wanted).lower() if isinstance(wanted, bool) else wanted

@@ -141,7 +141,7 @@ class TorchCard:
         self._arena = Arena(16 * CHUNK if self.cuda else 2 * CHUNK)  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
-            raise RuntimeError(f"{CHUNK * 16} bytes are not page-locked: {self._arena.refused}")
+            raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")
         self._sources = self._arena.tensor.split(CHUNK)
         self._targets = torch.empty(2 * CHUNK, dtype=torch.uint8, device=device).split(CHUNK)
         self._stream = torch.cuda.Stream() if self.cuda else None

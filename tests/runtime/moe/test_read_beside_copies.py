@@ -162,15 +162,21 @@ def test_all_that_a_prompt_reads_is_asked_for_before_the_last_of_drams_is_comput
     assert drive.asked == [f"expert 0.{expert}" for expert in FAR]
 
 
+def used_without_a_card(below: DramExperts, drive: Drive, chosen: Sequence[int]) -> tuple[list[int], list[int]]:
+    """By a prompt of ``chosen``: experts in the order in which they are used, and how many reads had been asked when each came."""
+    source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
+    used, asked = [], []
+    for expert, _ in source.visit(0, Routing(np.array([[*chosen]]), prompt=True)):
+        used.append(expert)
+        asked.append(len(drive.asked))
+        drive.end()
+    return used, asked
+
+
 def test_without_a_card_it_is_likewise() -> None:
     drive = Drive()
     with kept(drive, None) as below:
-        source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
-        used, asked = [], []
-        for expert, _ in source.visit(0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
-            used.append(expert)
-            asked.append(len(drive.asked))
-            drive.end()
+        used, asked = used_without_a_card(below, drive, (*NEAR, *FAR))
     assert sorted(used) == sorted((*NEAR, *FAR)) and asked[max(map(used.index, NEAR))] == len(FAR)
 
 
@@ -178,12 +184,7 @@ def test_without_a_card_what_goes_for_an_expert_that_came_is_computed_next() -> 
     """That one is used, and has its slot until then: the drive would rest while all others that came are computed."""
     drive, near = Drive(), range(8)
     with kept(drive, None) as below:
-        source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
-        used, asked = [], []
-        for expert, _ in source.visit(0, Routing(np.array([[*near, *FAR]]), prompt=True)):
-            used.append(expert)
-            asked.append(len(drive.asked))
-            drive.end()
+        used, asked = used_without_a_card(below, drive, (*near, *FAR))
     came = KEPT
     assert used[:6] == [0, came, came + 1, 1, came + 2, 2], "the first one that came takes the slot of 0, which was used"
     assert asked[:6] == [PASSING, PASSING, *(PASSING + n for n in (1, 1, 2, 2))]
