@@ -26,9 +26,16 @@ LED = "penstock.runtime.led.rank_process"
 """What such a rank runs."""
 LOOPBACK = "127.0.0.1"
 ON_ONE_HOST = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-NCCL = {"NCCL_MAX_NCHANNELS": "2", "NCCL_MAX_P2P_NCHANNELS": "2", "NCCL_CUMEM_ENABLE": "0", "NCCL_BUFFSIZE": str(1 << 20)}
+NCCL = {
+    "NCCL_MAX_NCHANNELS": "2",
+    "NCCL_MAX_P2P_NCHANNELS": "2",
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_BUFFSIZE": str(1 << 20),
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "false",
+}
 """A hop is small: few channels take little VRAM, and few multiprocessors while they wait. Between two H100s 16 KiB take 48 microseconds by
-2 channels and by 4; 16 MiB 363 and 276. Two channels with buffers of 1 MiB take 252 MiB of VRAM less than four with 4 MiB."""
+2 channels and by 4; 16 MiB 363 and 276. Two channels with buffers of 1 MiB take 252 MiB of VRAM less than four with 4 MiB. torch
+warns of sends that wait for each other in one group; each way here has a group of its own."""
 _BACKLOG = 1024
 
 
@@ -58,13 +65,14 @@ def enter(seat: Seat, claims: Callable[[], HostClaims] | None = None) -> Company
 
 def start(count: int, cards: Sequence[int] = ()) -> Company:
     """This process becomes rank 0 of ``count`` on this host; a watchdog starts the others, which import torch meanwhile. Each of those sees
-    its own of ``cards`` alone, by default the one of its number. UserError where a launcher started this process."""
+    its own of ``cards`` alone, of which there may be more, by default the one of its number. UserError where a launcher started this
+    process."""
     if seat_of_environment() is not None:
         raise UserError(
             "RANK and WORLD_SIZE are set, as torchrun sets them: `runtime run` alone joins ranks that a launcher started; start this alone,"
             " and it starts its ranks"
         )
-    cards = cards or range(count)
+    cards = (cards or range(count))[:count]
     name = _socket_name()
     with socket.socket() as free, _listening(name) as listening, uninterrupted():
         free.bind((LOOPBACK, 0))

@@ -189,11 +189,13 @@ class Watchdog:
                 self._end(2, f"rank {rank} (process {child.pid}) {_ended(status)}; all ranks have ended", None)
 
     def _end(self, status: int, line: str, lost: Watched | None) -> None:
-        """All end: the first of those that are left tells ``line``, the others are killed at once."""
+        """All end: the first of those that are left tells ``line``, the others are killed at once. One that was started here would tell
+        nobody, so the line is told here."""
         if self._ending is not None:
             return
         self._ending = time.monotonic() + LEAVING_S
-        teller = min((one for one in self._ranks.values() if one is not lost), key=lambda one: one.rank, default=None)
+        left = (one for one in self._ranks.values() if one is not lost and one.rank not in self._children)
+        teller = min(left, key=lambda one: one.rank, default=None)
         if teller is None:
             say(f"runtime: {line}")
         else:

@@ -93,7 +93,7 @@ class Rank:
 
     def close(self) -> None:
         """On rank 0 have the others give their sessions back. Then the hops, of which nothing may be waiting, unless a pass was left."""
-        broken = self.leading is not None and self.leading.is_broken
+        broken = self.company.is_lost or (self.leading is not None and self.leading.is_broken)
         if self.leading is not None:
             self.leading.close()
         if broken and self.shared is not None:

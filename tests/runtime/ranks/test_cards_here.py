@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from penstock.planner.verbs.replan_verb import replan_verb
-from penstock.runtime.company import cards_here
+from penstock.runtime.company import cards_here, starting
 from penstock.runtime.company.cards_here import cards_missing, check_cards
 from penstock.runtime.company.company import Company, Seat
 from penstock.runtime.memory.groundwork import Groundwork
@@ -66,3 +68,13 @@ def test_a_plan_is_solved_again_for_the_cards_that_are_here(of_four, tmp_path, c
     assert again.notes[-1] in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match=r"devices=\[0, 0\]: must be numbers of GPUs"):
         replan_verb(replace(asked, devices=[0, 0]))
+
+
+def test_more_cards_than_ranks_start_no_more_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four cards of a machine a plan may use two."""
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(starting, "_watch", lambda listening, commands: started.extend(json.loads(each)["env"] for each in commands))
+    monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")})
+    made = starting.start(2, (2, 0, 1, 3))
+    assert made.seat.count == 2
+    assert [(each["RANK"], each["WORLD_SIZE"], each["CUDA_VISIBLE_DEVICES"]) for each in started] == [("1", "2", "0")]
