@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +101,7 @@ class Faults:
                 took = time.monotonic() - begun
             finally:
                 for each in family:
-                    with _gone():
+                    with suppress(psutil.NoSuchProcess):
                         each.kill()
         lines = [line for line in said.splitlines() if line.strip()]
         print(f"    {case}: {lines[-1] if lines else ''}", file=sys.stderr, flush=True)
@@ -117,17 +117,9 @@ def _row(case: str, what: str, found: float, most: float, unit: str) -> Row:
     return Row(case, what, found, most, unit, found / most if most else 1.0 + found, "<= 1.0", None, 0, 0)
 
 
-@contextmanager
-def _gone() -> Iterator[None]:
-    try:
-        yield
-    except psutil.NoSuchProcess:
-        pass
-
-
 def _rank(process: psutil.Process) -> int | None:
     """None for a process that is no rank, or is gone."""
-    with _gone():
+    with suppress(psutil.NoSuchProcess):
         found = process.environ().get("RANK")
         return None if found is None else int(found)
     return None

@@ -6,9 +6,10 @@
 
 Each way with links idle and with both busy; microseconds of a hop, the median and the 99th percentile of `rounds` rounds:
 
-    nccl launched   send and receive, each launched by the host: what steps of ranks do today
+    copied launched the copy engine, in an order that words keep: what launched hops between cards are, `runtime/hops/peer_hop.py`
+    nccl launched   send and receive, each launched by the host: where cards do not reach each other
     nccl recorded   the same inside a CUDA graph
-    words launched  page-locked memory that both cards share, kernels, and words in that memory: `runtime/ranks/word_ways.py`
+    words launched  page-locked memory that both cards share, kernels, and words in that memory: `runtime/hops/word_ways.py`
     words recorded  the same inside a CUDA graph
 
 A recorded round is 8 times there and back behind one that is not timed; a launched one is once there and back. Without cards nothing is
@@ -39,9 +40,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.keys import given_of  # noqa: E402
+from penstock.runtime.hops.hop import Hop, HopMeter  # noqa: E402
+from penstock.runtime.hops.hops import Hops  # noqa: E402
+from penstock.runtime.hops.torch_hop import Sent, StagedHop, TorchHop  # noqa: E402
+from penstock.runtime.hops.word_ways import HopPlaces, WordWays  # noqa: E402
 from penstock.runtime.memory.device import CudaDevice  # noqa: E402
-from penstock.runtime.ranks.hop import Hop, HopMeter, Sent, StagedHop, TorchHop  # noqa: E402
-from penstock.runtime.ranks.word_ways import HopPlaces, WordWays  # noqa: E402
 from penstock.runtime.timed.rank_times import PATIENCE_S, TorchCard, TorchMeeting  # noqa: E402
 from penstock.runtime.timed.recorded_hops import CardWords, Recorded, Trip, shared_by, there_and_back  # noqa: E402
 
@@ -63,10 +66,11 @@ class PlayedWords:
             time.sleep(0)
 
 
-def by_group(rank: int, one_card: bool) -> Hop:
+def by_group(rank: int, one_card: bool, device: torch.device) -> Hop:
     """By NCCL or gloo."""
-    assert dist.group.WORLD is not None
-    hop = TorchHop(dist.group.WORLD, 1 - rank, HopMeter(), Sent())
+    by_nccl = device.type == "cuda" and not one_card
+    group = dist.new_group(backend="nccl", device_id=device) if by_nccl else dist.new_group(backend="gloo")
+    hop = TorchHop(group, 1 - rank, HopMeter(), Sent())
     return StagedHop(hop) if one_card else hop
 
 
@@ -86,7 +90,7 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     name, one_card = names[rank], names[0] == names[1] != "cpu"
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     card = TorchCard(device)
-    meeting = TorchMeeting(rank, 2, address, card.cuda)
+    meeting = TorchMeeting(rank, 2, address)
     lock = CudaDevice(device.index) if card.cuda else None
     hidden, places = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device), HopPlaces(2, nbytes)
     memory = shared_by(meeting, places.all_bytes, lock)
@@ -95,12 +99,15 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     both = [WordWays(number, places, memory.bytes.data_ptr(), seen, flags) for number in (0, 1)]
     settle = torch.cuda.current_stream().synchronize if card.cuda else lambda: None
     group = "nccl" if card.cuda and not one_card else "gloo"
-    hops: dict[str, Hop] = {group: by_group(rank, one_card), "words": both[rank].of(1 - rank)}
+    hops: dict[str, Hop] = {group: by_group(rank, one_card, device), "words": both[rank].of(1 - rank)}
+    ways = Hops(rank, [(0, 1), (1, 0)], device, dist.new_group(backend="gloo"), one_card) if card.cuda else None
+    if ways is not None and ways.refused is None:
+        hops["copied"] = ways.of(1 - rank)
     rows = []
     with torch.inference_mode():
         for way, hop in hops.items():
             trip = there_and_back(rank, hop, hidden)
-            for recorded in (False, True) if card.cuda and way != "gloo" else (False,):
+            for recorded in (False, True) if card.cuda and way in ("nccl", "words") else (False,):
                 for busy in (False, True):
                     meeting.gathered(0.0)
                     row: dict[str, Any] = {"way": f"{way} {'recorded' if recorded else 'launched'}", "links": "busy" if busy else "idle"}
@@ -120,6 +127,8 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
             rows += [{"way": "words, one process", "links": "idle", **quantiles(Recorded(trips).us(rounds))}]
     meeting.gathered(0.0)
     memory.close()
+    if ways is not None:
+        ways.close()
     return rows
 
 

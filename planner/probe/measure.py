@@ -324,7 +324,8 @@ def _links(found: Findings) -> LinksConfig | None:
     if not found.number("links.hop_s"):
         return None
     number = found.number
-    return LinksConfig(found.rows("links.together_gbps"), number("links.hop_s"), number("links.p2p_gbps"), number("links.word_hop_s"))
+    rates = number("links.hop_s"), number("links.p2p_gbps"), number("links.word_hop_s")
+    return LinksConfig(found.rows("links.together_gbps"), *rates, int(number("links.vram_bytes")) or None)
 
 
 def _profile(name: str, found: Findings, gpu: Gpu | None, others: Sequence[CardConfig] = ()) -> HardwareConfig:

@@ -14,7 +14,9 @@ from penstock.planner.probe.findings import CannotMeasure, Figure
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
 PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
 HOPS = ("links.hop_s", "links.p2p_gbps")
-LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s")
+LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s", "links.vram_bytes")
+HOP_WAYS = {"copies": "copies from GPU to GPU", "NCCL": "NCCL send and receive", "gloo": "gloo send and receive"}
+"""By what hops go, in words."""
 DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 40.0, 45.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
@@ -59,7 +61,9 @@ def measure_links(
     each = ", ".join(f"GPU {gpu} {gbps:.3g}" for gpu, gbps in zip(gpus, alone, strict=True))
     how = f"a process a GPU; alone in turn: {each} GB/s"
     yield Figure("links.together_gbps", rows, f"copies of 64 MiB by {how}")
-    yield Figure("links.hop_s", told["hop_s"], "NCCL send and receive of 16 KiB, half of there and back, all links busy, median")
+    by, taken = told["hops"]["by"], told["hops"]["vram_bytes"]
+    yield Figure("links.hop_s", told["hop_s"], f"{HOP_WAYS[by]} of 16 KiB, half of there and back, all links busy, median")
+    yield Figure("links.vram_bytes", taken, f"what they took of the first GPU, by {by}")
     yield Figure("links.p2p_gbps", told["p2p_gbps"], "the same of 64 MiB, links idle")
     how = "16 KiB through page-locked memory inside CUDA graphs, half of there and back, all links busy, median"
     yield Figure("links.word_hop_s", told["word_hop_s"], how if told["word_hop_s"] else "steps with hops are not recorded here")

@@ -102,5 +102,6 @@ class Heart:
         if self._tell_lost is not None:
             self._tell_lost(self.lost)
         if not self._left.wait(TOLD_S):
+            self._say("bye")  # the line is told here
             tell(f"runtime: {self.lost}")
             os._exit(self.status)

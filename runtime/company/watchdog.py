@@ -78,6 +78,8 @@ class Watchdog:
         """Rank that has said that it goes -> when its process is killed, if it is still there."""
         self._ending: float | None = None
         """When whoever is left is killed."""
+        self._untold: tuple[int, str] | None = None
+        """The rank that was to say why all end, and what it was to say."""
         self._looked = time.monotonic()
         self._children = {int(json.loads(c)["env"]["RANK"]): self._start(json.loads(c)) for c in commands}
 
@@ -152,6 +154,8 @@ class Watchdog:
         if one.left:
             late = time.monotonic() + LINGER_S
             self._leaving |= dict.fromkeys(self._children if one.rank == 0 else [one.rank], late)
+        elif self._untold is not None and self._untold[0] == one.rank:
+            say(f"runtime: {self._untold[1]}")  # it has ended itself before it could
         else:
             self._end(2, f"{one.name} {self._how(one.rank)}; all ranks have ended", one)
 
@@ -199,6 +203,7 @@ class Watchdog:
         if teller is None:
             say(f"runtime: {line}")
         else:
+            self._untold = teller.rank, line
             teller.tell(f"end {status} {line}")
         self._kill_others(teller)
 

@@ -102,6 +102,13 @@ def wait_for_value(stream: int, address: int, value: int) -> None:
     _check("cuStreamWaitValue32", wait(stream, address, value, _AT_LEAST))
 
 
+def write_value(stream: int, address: int, value: int) -> None:
+    """The 32 bits at ``address``, page-locked, become ``value`` behind all that ``stream`` was given, which everybody sees by then.
+    RuntimeError where the driver refuses."""
+    write = _function("cuStreamWriteValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    _check("cuStreamWriteValue32", write(stream, address, value, 0))
+
+
 @cache
 def _function(name: str, *takes: Any) -> Any:
     """Of the driver."""

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.runtime.hops.hop import Hop
 from penstock.runtime.kv.batch.row_parts import cut, joined
-from penstock.runtime.ranks.hop import Hop
 from penstock.runtime.ranks.pass_parts import PassParts
 
 
 class Ways(Protocol):
-    """The hops of one rank: ``ranks.hop.Hops`` fits."""
+    """The hops of one rank: ``hops.hop.Hops`` fits."""
 
     def before(self, peer: int) -> Hop: ...
     def behind(self, peer: int) -> Hop: ...

@@ -11,13 +11,13 @@ from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.company.company import Company
+from penstock.runtime.hops.hops import Hops
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.model.skeleton import Skeleton
 from penstock.runtime.ranks.dealt_model import DealtModel
 from penstock.runtime.ranks.followers import Leading
-from penstock.runtime.ranks.hop import Hops
 from penstock.runtime.ranks.pass_parts import Holds, PassParts
 from penstock.runtime.ranks.rank_store import ExpertPart, part_of_skeleton
 from penstock.runtime.ranks.shared_steps import SharedSteps
@@ -63,7 +63,9 @@ class Rank:
     def meet(self, device: torch.device) -> None:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""
         with self.company.noticing():
-            self.model.ways = self._hops = Hops(self.number, self.dealing.ways, device, self.company.ways, self.one_card)
+            self.model.ways = self._hops = Hops(
+                self.number, self.dealing.ways, device, self.company.ways, self.one_card, self.company.seat.hosts == 1
+            )
         self.shared = SharedSteps(self.company, self.count, self.model, self.hops.meter, self.recorded) if self.recorded else None
 
     def hop_bytes(self, tokens: int, hidden: int) -> int:
@@ -96,6 +98,8 @@ class Rank:
         broken = self.company.is_lost or (self.leading is not None and self.leading.is_broken)
         if self.leading is not None:
             self.leading.close()
+        if broken and self._hops is not None:
+            self._hops.let_go()
         if broken and self.shared is not None:
             self.shared.let_go()
         if self._hops is not None:

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
+from penstock.runtime.hops.hop import HopMeter
+from penstock.runtime.hops.shared_memory import Shared, SharedMemory
+from penstock.runtime.hops.word_ways import EMPTY, FULL, Flags, HopPlaces, WordWays
 from penstock.runtime.ranks.dealt_layer import Ways
-from penstock.runtime.ranks.hop import HopMeter
-from penstock.runtime.ranks.shared_memory import Shared, SharedMemory
-from penstock.runtime.ranks.word_ways import EMPTY, FULL, Flags, HopPlaces, WordWays
 
 _AGAIN_S = 1e-4
 """From one look after a card that waits for ranks that are gone to the next one."""

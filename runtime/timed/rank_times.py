@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.planner.common.measures import GB
+from penstock.runtime.company.starting import NCCL
+from penstock.runtime.hops.hops import Hops
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CudaDevice
 from penstock.runtime.timed.recorded_hops import recorded_hop_s
@@ -45,6 +47,9 @@ class Card(Protocol):
     free_bytes: int
     """Of its memory, beside this process's context."""
 
+    def meet(self, meeting: Meeting) -> dict[str, Any]:
+        """Make its ways to the others, as a run does: ``by`` what hops go, and how many ``vram_bytes`` they take."""
+
     def copied_gbps(self, seconds: float) -> float:
         """What its link carries to it for so long."""
 
@@ -52,7 +57,7 @@ class Card(Protocol):
         """A context in which its link carries all the time."""
 
     def send(self, nbytes: int, to: int) -> None:
-        """So many bytes to the card of rank ``to``, waited for."""
+        """So many bytes to the card of rank ``to``, waited for. Between the first two ranks alone."""
 
     def receive(self, nbytes: int, sender: int) -> None:
         """So many bytes from the card of rank ``sender``, waited for."""
@@ -85,6 +90,7 @@ def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
         meeting.gathered(0.0)
         together.append([cards, sum(meeting.gathered(card.copied_gbps(seconds) if rank < cards else 0.0))])
     meeting.gathered(0.0)
+    hops = card.meet(meeting)
     with card.busy():
         hop_s = _hop_s(meeting, card, HOP_BYTES, LEAST_HOPS)
         word_hop_s = meeting.gathered(card.recorded_hop_s(meeting, HOP_BYTES))[0]
@@ -96,6 +102,7 @@ def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
         "word_hop_s": word_hop_s,
         "p2p_gbps": PROMPT_BYTES / GB / prompt_s,
         "free_bytes": [round(one) for one in free],
+        "hops": hops,
     }
 
 
@@ -114,10 +121,9 @@ def _hop_s(meeting: Meeting, card: Card, nbytes: int, times: int) -> float:
 class TorchMeeting:
     """Of ``count`` processes that meet at ``address``, as ``init_process_group`` takes it."""
 
-    def __init__(self, rank: int, count: int, address: str, cards: bool):
+    def __init__(self, rank: int, count: int, address: str):
         self.rank, self.count = rank, count
-        backend = "cpu:gloo,cuda:nccl" if cards else "gloo"
-        dist.init_process_group(backend, init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE_S))
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=PATIENCE_S))
 
     def gathered(self, value: float) -> list[float]:
         found = [torch.zeros(1, dtype=torch.float64) for _ in range(self.count)]
@@ -145,6 +151,19 @@ class TorchCard:
         self._sources = self._arena.tensor.split(CHUNK)
         self._targets = torch.empty(2 * CHUNK, dtype=torch.uint8, device=device).split(CHUNK)
         self._stream = torch.cuda.Stream() if self.cuda else None
+        self._hops: Hops | None = None
+
+    def meet(self, meeting: Meeting) -> dict[str, Any]:
+        ways = sorted({(rank, (rank + 1) % meeting.count) for rank in range(meeting.count)} | {(1, 0)})
+        free = torch.cuda.mem_get_info(self.device)[0] if self.cuda else 0
+        self._hops = Hops(meeting.rank, ways, self.device, dist.new_group(backend="gloo"))
+        taken = free - torch.cuda.mem_get_info(self.device)[0] if self.cuda else 0
+        return {"by": self._hops.facts()["by"], "vram_bytes": taken}
+
+    def leave(self) -> None:
+        """Give the ways to the others back, all at the same time."""
+        if self._hops is not None:
+            self._hops.close()
 
     def copied_gbps(self, seconds: float) -> float:
         begun = time.perf_counter()
@@ -163,11 +182,14 @@ class TorchCard:
             thread.join()
 
     def send(self, nbytes: int, to: int) -> None:
-        dist.send(torch.zeros(nbytes, dtype=torch.uint8, device=self.device), to)
+        assert self._hops is not None, "meet() comes first"
+        self._hops.behind(to).send(torch.zeros(nbytes, dtype=torch.uint8, device=self.device))
+        self._hops.settle()
         self._settle()
 
     def receive(self, nbytes: int, sender: int) -> None:
-        dist.recv(torch.empty(nbytes, dtype=torch.uint8, device=self.device), sender)  # NCCL takes from nobody unnamed
+        assert self._hops is not None, "meet() comes first"
+        self._hops.before(sender).receive(torch.empty(nbytes, dtype=torch.uint8, device=self.device))
         self._settle()
 
     def recorded_hop_s(self, meeting: Meeting, nbytes: int) -> float:
@@ -203,7 +225,9 @@ def _timed(devices: Sequence[str], rank: int, address: str, seconds: float) -> d
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     card = TorchCard(device)
     try:
-        return measure(TorchMeeting(rank, len(devices), address, card.cuda), card, seconds)
+        found = measure(TorchMeeting(rank, len(devices), address), card, seconds)
+        card.leave()
+        return found
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -235,6 +259,7 @@ def _end_with(others: Sequence[subprocess.Popen[bytes]]) -> None:
 def main() -> None:
     """Measure and print; every process but the first is started here."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    os.environ.update({key: value for key, value in NCCL.items() if key not in os.environ})
     devices, seconds, rank = given["devices"].split(","), float(given.get("seconds", "0.5")), int(given.get("rank", "0"))
     if rank:
         _end_with_parent()

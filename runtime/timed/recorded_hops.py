@@ -1,4 +1,4 @@
-"""A hop inside a recorded step, as graphs on two cards take it: `ranks/word_ways.py` between processes that share page-locked memory."""
+"""A hop inside a recorded step, as graphs on two cards take it: `hops/word_ways.py` between processes that share page-locked memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.runtime.hops.hop import Hop
+from penstock.runtime.hops.shared_memory import Shared, SharedMemory
+from penstock.runtime.hops.word_ways import HopPlaces, WordWays
 from penstock.runtime.memory.device import CudaDevice
-from penstock.runtime.ranks.hop import Hop
-from penstock.runtime.ranks.shared_memory import Shared, SharedMemory
-from penstock.runtime.ranks.word_ways import HopPlaces, WordWays
 from penstock.runtime.recorded.stream_words import StreamWords
 
 TRIPS = 8

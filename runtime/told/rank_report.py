@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
 from penstock.runtime.engine.session import Session
@@ -22,7 +21,7 @@ def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
         "stages": clock.as_json(),
         "waited_s": {phase: {stage: use.waited_s for stage, use in stages.items()} for phase, stages in clock.phases.items()},
         "seconds": clock.seconds,
-        "hops": None if rank is None else asdict(rank.hops.meter),
+        "hops": None if rank is None else rank.hops.facts(),
         "experts": None if engine.experts is None else engine.experts.facts(),
         "graphs": engine.recording.facts(),
         "handed": engine.handed_facts,

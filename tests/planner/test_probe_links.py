@@ -28,7 +28,7 @@ from tests.planner.test_presets import hardware
 from tests.planner.test_probe_products import answering
 
 TOLD = {"alone": [50.0, 50.0, 48.0, 52.0], "together": [[2, 97.0], [4, 160.0]], "hop_s": 7.2e-5, "word_hop_s": 4.9e-5, "p2p_gbps": 380.0}
-TOLD |= {"free_bytes": [60 * 10**9, 80 * 10**9, 79 * 10**9, 80 * 10**9]}
+TOLD |= {"free_bytes": [60 * 10**9, 80 * 10**9, 79 * 10**9, 80 * 10**9], "hops": {"by": "copies", "vram_bytes": 90 * 2**20}}
 
 
 def probed(monkeypatch, shares=FULL, names=("H100",) * 4) -> Findings:
@@ -60,7 +60,7 @@ def test_all_cards_of_a_kind_are_found_and_their_links_at_once_are_relative_to_e
         "hop_s": 7.2e-5,
         "p2p_gbps": 380.0,
         "word_hop_s": 4.9e-5,
-        "vram_bytes": 320 * 2**20,
+        "vram_bytes": 90 * 2**20,
     }
     assert dict(_figures(cfg))["links.together_gbps"].splitlines()[-1] == "4 GPUs 176.0 GB/s"
 
@@ -251,6 +251,9 @@ class FakeRank:
         self.is_busy = True
         yield
         self.is_busy = False
+
+    def meet(self, meeting):
+        return {"by": "copies", "vram_bytes": 90 * 2**20}
 
     def send(self, nbytes, to):
         self.hops.append(("to", to, nbytes, self.is_busy))

@@ -148,8 +148,8 @@ class LinksConfig:
     """Seconds in which the hidden state of a token goes from one rank to the next inside a recorded step, through page-locked memory of the
     host, while all links are busy; 0: not measured, or not possible, so steps of several ranks are launched kernel by kernel."""
     vram_bytes: Annotated[int | None, COUNT_BYTES] = None
-    """VRAM that hops take of each card, beside what its rank has: NCCL's kernels and buffers. null: 320 MiB, as of two H100s; without a GPU
-    0."""
+    """VRAM that hops take of each card, beside what its rank has: buffers, with NCCL its kernels as well. null: 320 MiB, as NCCL's of two
+    H100s; without a GPU 0."""
 
 
 @dataclass

@@ -76,5 +76,6 @@ def test_more_cards_than_ranks_start_no_more_processes(monkeypatch: pytest.Monke
     monkeypatch.setattr(starting, "_watch", lambda listening, commands: started.extend(json.loads(each)["env"] for each in commands))
     monkeypatch.setattr(os, "environ", {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")})
     made = starting.start(2, (2, 0, 1, 3))
+    made.leave()  # nobody listens: its heart would end this process
     assert made.seat.count == 2
     assert [(each["RANK"], each["WORLD_SIZE"], each["CUDA_VISIBLE_DEVICES"]) for each in started] == [("1", "2", "0")]

@@ -25,6 +25,7 @@ from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.engine.rehearsal import longest_step
 from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.hops.hop import HopMeter
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.batch.kv_windows import kinds
@@ -32,7 +33,6 @@ from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.ranks.dealt_model import DealtModel, EmbeddingElsewhere
-from penstock.runtime.ranks.hop import HopMeter
 from penstock.runtime.ranks.shared_steps import Agreed, SharedSteps
 from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.host_steps import HostSteps, HostUnit, host_unit

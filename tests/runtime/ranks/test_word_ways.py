@@ -15,11 +15,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.runtime.hops.shared_memory import Shared, SharedMemory
+from penstock.runtime.hops.torch_hop import StagedHop
+from penstock.runtime.hops.word_ways import LINE, HopPlaces, WordWays
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.ranks.dealt_model import DealtModel, EmbeddingElsewhere
-from penstock.runtime.ranks.hop import StagedHop
-from penstock.runtime.ranks.shared_memory import Shared, SharedMemory
-from penstock.runtime.ranks.word_ways import LINE, HopPlaces, WordWays
 from tests.cli import HANGS_S
 from tests.support import save_tiny
 
@@ -172,7 +172,7 @@ def test_another_process_reads_and_writes_the_same_memory() -> None:
         memory.bytes[4999] = 7
         told = ", ".join(map(str, memory.shared))
         other = (
-            "from penstock.runtime.ranks.shared_memory import Shared, SharedMemory\n"
+            "from penstock.runtime.hops.shared_memory import Shared, SharedMemory\n"
             f"memory = SharedMemory(Shared({told}))\n"
             "memory.bytes[0] = memory.bytes[4999] + 1\n"
             "memory.close(); memory.close()\n"

@@ -61,7 +61,7 @@ class HopPlaces:
 
 
 class WordHop:
-    """``ranks.hop.Hop`` to and from one peer, while a step is recorded."""
+    """``hops.hop.Hop`` to and from one peer, while a step is recorded."""
 
     def __init__(self, ways: WordWays, peer: int):
         self._ways, self._peer = ways, peer

@@ -1,0 +1,130 @@
+"""Hops between cards that reach each other: the sender's copy engine writes to the receiver's VRAM, in an order that words keep.
+
+No kernel waits for a hop, so none takes multiprocessors from the products beside it, as NCCL's do. A channel goes one way. It has slots in
+the receiver's VRAM and two words in page-locked memory of the host, each counting pieces of at most a slot's bytes:
+
+    sender    waits until `taken` is so many slots behind; copies piece n into slot n mod slots; sent = n + 1
+    receiver  waits until `sent` is n + 1; copies the slot to where the piece belongs; taken = n + 1
+
+Both go by streams of their own beside the one that computes. Counts are of 32 bits and go round: what is compared is their difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from penstock.runtime.hops.hop import HopMeter
+
+ROUND = 1 << 32
+"""Counts of a word."""
+
+
+class Lane(Protocol):
+    """A card's stream beside the one that computes: ``hops.card_lane.CardLane``."""
+
+    def follow(self) -> None:
+        """What it is given next begins behind what computing was given so far."""
+
+    def copy(self, into: int, source: int, nbytes: int) -> None: ...
+
+    def wait_word(self, address: int, value: int) -> None:
+        """What it is given next begins once the word is ``value`` or ahead of it."""
+
+    def write_word(self, address: int, value: int) -> None:
+        """Behind all that it was given so far."""
+
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Its memory is nobody else's until all is done that this lane was given so far."""
+
+    def mark(self) -> Callable[[], None]:
+        """What is returned has computing wait for all that this lane was given before the mark."""
+
+    def settle(self) -> None:
+        """Return when all that it was given is done."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Addresses of a channel as this process has them; ``slots`` are of ``slot_bytes`` each."""
+
+    slots: Sequence[int]
+    slot_bytes: int
+    sent: int
+    taken: int
+
+    def pieces(self, nbytes: int) -> Iterator[tuple[int, int]]:
+        """(where it begins, bytes) of each piece of ``nbytes``."""
+        return ((begin, min(self.slot_bytes, nbytes - begin)) for begin in range(0, nbytes, self.slot_bytes))
+
+
+class Outgoing:
+    """The sender's end of ``channel``."""
+
+    def __init__(self, channel: Channel, lane: Lane, meter: HopMeter):
+        self._channel, self.lane, self._meter = channel, lane, meter
+        self.pieces = 0
+        """That were given to the lane."""
+
+    def send(self, hidden: torch.Tensor) -> None:
+        channel, lane, hidden = self._channel, self.lane, hidden.contiguous()
+        lane.follow()
+        for begin, nbytes in channel.pieces(hidden.nbytes):
+            lane.wait_word(channel.taken, (self.pieces + 1 - len(channel.slots)) % ROUND)
+            lane.copy(channel.slots[self.pieces % len(channel.slots)], hidden.data_ptr() + begin, nbytes)
+            self.pieces += 1
+            lane.write_word(channel.sent, self.pieces % ROUND)
+        lane.keep(hidden)
+        self._meter.sent_bytes += hidden.nbytes
+
+
+class Incoming:
+    """The receiver's end of ``channel``."""
+
+    def __init__(self, channel: Channel, lane: Lane, meter: HopMeter):
+        self._channel, self.lane, self._meter = channel, lane, meter
+        self.pieces = 0
+        """That the lane was told to take."""
+
+    def coming(self, into: torch.Tensor) -> Callable[[], None]:
+        """ValueError for memory in several pieces."""
+        if not into.is_contiguous():
+            raise ValueError("hidden states come into memory of one piece")
+        channel, lane = self._channel, self.lane
+        lane.follow()
+        for begin, nbytes in channel.pieces(into.nbytes):
+            slot = channel.slots[self.pieces % len(channel.slots)]
+            self.pieces += 1
+            lane.wait_word(channel.sent, self.pieces % ROUND)
+            lane.copy(into.data_ptr() + begin, slot, nbytes)
+            lane.write_word(channel.taken, self.pieces % ROUND)
+        lane.keep(into)
+        mark = lane.mark()
+
+        def arrive() -> None:
+            mark()
+            self._meter.received += 1
+            self._meter.received_bytes += into.nbytes
+
+        return arrive
+
+
+class PeerHop:
+    """``hops.hop.Hop`` to and from one peer; None where nothing goes that way."""
+
+    def __init__(self, outgoing: Outgoing | None, incoming: Incoming | None):
+        self._outgoing, self._incoming = outgoing, incoming
+
+    def receive(self, into: torch.Tensor) -> None:
+        self.coming(into)()
+
+    def coming(self, into: torch.Tensor) -> Callable[[], None]:
+        assert self._incoming is not None, "nothing comes this way"
+        return self._incoming.coming(into)
+
+    def send(self, hidden: torch.Tensor) -> None:
+        assert self._outgoing is not None, "nothing goes this way"
+        self._outgoing.send(hidden)
