@@ -36,6 +36,10 @@ NCCL = {
 """A hop is small: few channels take little VRAM, and few multiprocessors while they wait. Between two H100s 16 KiB take 48 microseconds by
 2 channels and by 4; 16 MiB 363 and 276. Two channels with buffers of 1 MiB take 252 MiB of VRAM less than four with 4 MiB. torch
 warns of sends that wait for each other in one group; each way here has a group of its own."""
+QUEUES = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+"""Of a card's streams. Where two share one, a stream that waits for a hop holds up the other one, by which that hop's answer may go."""
+CARDS = NCCL | QUEUES
+"""What a process of a rank has in its environment before it opens its card."""
 _BACKLOG = 1024
 
 
@@ -51,7 +55,7 @@ def enter(seat: Seat, claims: Callable[[], HostClaims] | None = None) -> Company
             line = meet_by_environment(claims())
     if HEART not in os.environ:
         os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.local)
-    for name, value in NCCL.items() if hosts else (NCCL | ON_ONE_HOST).items():
+    for name, value in (CARDS if hosts else CARDS | ON_ONE_HOST).items():
         os.environ.setdefault(name, value)
     if HEART in os.environ:
         return Company(seat, Heart(os.environ[HEART], seat.rank))
@@ -80,7 +84,7 @@ def start(count: int, cards: Sequence[int] = ()) -> Company:
         here = str(Path(penstock.__file__).resolve().parent.parent)
         path = {"PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))}
         shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **address, HEART: name}
-        env = {k: v for k, v in (NCCL | ON_ONE_HOST).items() if k not in os.environ} | shared
+        env = {k: v for k, v in (CARDS | ON_ONE_HOST).items() if k not in os.environ} | shared
         own = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": _visible(card)} for rank, card in enumerate(cards)]
         ranks = [env | path | each for each in own[1:]]
         commands = [json.dumps({"argv": [sys.executable, "-m", LED], "env": of_rank}) for of_rank in ranks]

@@ -1,12 +1,13 @@
-"""A stream of a card, by the driver: torch has no copies to what another process took, and no words."""
+"""A stream of a card, by the driver: torch has no copies to what another process took, no words, and gives one stream to several askers."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies, wait_for_value, write_value
+from penstock.runtime.memory.bare_copies import BareCopies, made_stream, unmade_stream, wait_for_value, write_value
 
 
 class CardLane:
@@ -14,9 +15,11 @@ class CardLane:
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._stream = torch.cuda.Stream(device, priority=-1)
-        self._copies = BareCopies(self._stream.cuda_stream)
+        self._handle = made_stream()
+        self._stream = torch.cuda.ExternalStream(self._handle, device)
+        self._copies = BareCopies(self._handle)
         self._made = torch.cuda.Event()
+        self._kept: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
 
     def follow(self) -> None:
         self._made.record(torch.cuda.current_stream(self._device))
@@ -26,18 +29,29 @@ class CardLane:
         self._copies(into, source, nbytes)
 
     def wait_word(self, address: int, value: int) -> None:
-        wait_for_value(self._stream.cuda_stream, address, value)
+        wait_for_value(self._handle, address, value)
 
     def write_word(self, address: int, value: int) -> None:
-        write_value(self._stream.cuda_stream, address, value)
+        write_value(self._handle, address, value)
 
     def keep(self, tensor: torch.Tensor) -> None:
-        tensor.record_stream(self._stream)
+        self._kept.append((self._now(), tensor))
+        while self._kept and self._kept[0][0].query():
+            self._kept.popleft()
 
     def mark(self) -> Callable[[], None]:
-        done = torch.cuda.Event()
-        done.record(self._stream)
+        done = self._now()
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+    def _now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def settle(self) -> None:
         self._stream.synchronize()
+        self._kept.clear()
+
+    def close(self) -> None:
+        self.settle()
+        unmade_stream(self._handle)

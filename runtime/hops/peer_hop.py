@@ -46,6 +46,9 @@ class Lane(Protocol):
     def settle(self) -> None:
         """Return when all that it was given is done."""
 
+    def close(self) -> None:
+        """The same, and nothing is given to it any more."""
+
 
 @dataclass(frozen=True)
 class Channel:
@@ -101,7 +104,6 @@ class Incoming:
             lane.wait_word(channel.sent, self.pieces % ROUND)
             lane.copy(into.data_ptr() + begin, slot, nbytes)
             lane.write_word(channel.taken, self.pieces % ROUND)
-        lane.keep(into)
         mark = lane.mark()
 
         def arrive() -> None:

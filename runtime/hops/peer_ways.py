@@ -127,7 +127,7 @@ class PeerWays:
         if broken:
             self.let_go()
         for lane in [*(each.lane for each in self._outgoing.values()), *(each.lane for each in self._incoming.values())]:
-            lane.settle()
+            lane.close()
         self._handles.leave()
         if not broken:
             self._exchange({})

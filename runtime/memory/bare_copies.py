@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 OK = 0
+_BESIDE_OTHERS = 1
+"""``CU_STREAM_NON_BLOCKING``: it does not wait for the default stream."""
 _AT_LEAST = 0
 """``CU_STREAM_WAIT_VALUE_GEQ``: the signed difference is not negative."""
 
@@ -93,6 +95,23 @@ class BareEvent:
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds until ``end``, another one or an event of torch."""
         return float(self.event.elapsed_time(end.event if isinstance(end, BareEvent) else end))
+
+
+def made_stream() -> int:
+    """The driver's handle of a stream that nobody else is given, of the highest priority. RuntimeError where the driver refuses."""
+    least, most, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    _check(
+        "cuCtxGetStreamPriorityRange",
+        _function("cuCtxGetStreamPriorityRange", ctypes.c_void_p, ctypes.c_void_p)(ctypes.addressof(least), ctypes.addressof(most)),
+    )
+    make = _function("cuStreamCreateWithPriority", ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
+    _check("cuStreamCreateWithPriority", make(ctypes.addressof(stream), _BESIDE_OTHERS, most.value))
+    return stream.value or 0
+
+
+def unmade_stream(stream: int) -> None:
+    """Nothing is given to it any more. RuntimeError where the driver refuses."""
+    _check("cuStreamDestroy", _function("cuStreamDestroy_v2", ctypes.c_void_p)(stream))
 
 
 def wait_for_value(stream: int, address: int, value: int) -> None:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.planner.common.measures import GB
-from penstock.runtime.company.starting import NCCL
+from penstock.runtime.company.starting import CARDS
 from penstock.runtime.hops.hops import Hops
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CudaDevice
@@ -259,7 +259,7 @@ def _end_with(others: Sequence[subprocess.Popen[bytes]]) -> None:
 def main() -> None:
     """Measure and print; every process but the first is started here."""
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    os.environ.update({key: value for key, value in NCCL.items() if key not in os.environ})
+    os.environ.update({key: value for key, value in CARDS.items() if key not in os.environ})
     devices, seconds, rank = given["devices"].split(","), float(given.get("seconds", "0.5")), int(given.get("rank", "0"))
     if rank:
         _end_with_parent()

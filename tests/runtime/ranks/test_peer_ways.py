@@ -64,6 +64,10 @@ class PlayedLane:
     def settle(self) -> None:
         self.mark()()
 
+    def close(self) -> None:
+        self.settle()
+        self._given.put(None)
+
 
 class PlayedVram:
     """A handle names an address of this process."""
