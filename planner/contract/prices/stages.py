@@ -55,6 +55,10 @@ class FixedCosts:
     cpu_packing_rows: float = 80.0
     """The CPU's matrix library packs the weights once a product. That takes as long as so many rows: with oneDNN and BF16 on 2 cores, 29.0
     ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
+    part_tokens: int = 512
+    """Of a part of a prompt: a card's products and attention of fewer leave some of its multiprocessors idle. Fitted: on four H200s a layer
+    of 70B geometry took 2.6 ms for parts of 256 tokens of a prompt of 32,768, twice its FLOPs' seconds; 1.9 ms for 512 of short prompts, and
+    5.35 ms for 1024 on two, 1.3 and 1.1 times theirs, hops included."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 
@@ -275,6 +279,28 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
     return elements * model.compute_dtype.nbytes * model.layers
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What it costs that a prompt's passes go through the layers in parts; nothing where they are whole."""
+
+    operations: int = 0
+    """More of a layer, for each part."""
+    least_tokens: int = 0
+    """A card multiplies and attends for fewer as long as for these."""
+
+    @classmethod
+    def of(cls, parts: int) -> Cut:
+        """Of passes in so many parts each."""
+        return cls(OPERATIONS.part, FIXED.part_tokens) if parts > 1 else cls()
+
+    def longer(self, hardware: HardwareProfile, rows: int) -> float:
+        """How many times as long as their FLOPs' seconds parts of ``rows`` tokens take."""
+        return max(1.0, self.least_tokens / rows) if hardware.gpu else 1.0
+
+
+WHOLE = Cut()
+
+
 def prefill_compute_s(
     hardware: HardwareProfile,
     model: ModelSpec,
@@ -283,17 +309,18 @@ def prefill_compute_s(
     chunk_tokens: int,
     start: int = 0,
     kernels_s: float = 0.0,
+    cut: Cut = WHOLE,
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
     alone; attention sees all tokens before its own. ``kernels_s``: what a layer's kernels beside its products take at least, where their
-    launches are hidden."""
+    launches are hidden. ``cut``: of passes that are parts of larger ones."""
     prompt = workload.prompt_tokens
     tokens = prompt - start
     head_flops = 2 * model.lm_head.elements
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
-    flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
     rows = batch * min(chunk_tokens, tokens)
-    first_s, other_s = (weight_pass_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    flops_s = batch * (tokens * per_token_s * cut.longer(hardware, rows) + head_flops / hardware.dense_tflops / 1e12)
+    first_s, other_s = (weight_pass_s(hardware, model, rows, more + cut.operations) for more in (OPERATIONS.prompt, OPERATIONS.behind))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
     return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens, kernels_s)
@@ -308,11 +335,11 @@ def last_part_share(hardware: HardwareProfile, model: ModelSpec, workload: Workl
 
 
 def prefill_issue_s(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0, cut: Cut = WHOLE
 ) -> float:
     """Host seconds to launch all passes of that prefill; those behind the first token have more operations."""
     passes, rows = prefill_passes(workload, chunk_tokens, start), batch * min(chunk_tokens, workload.prompt_tokens - start)
-    first_s, other_s = (issue_s(hardware, model, rows, more) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    first_s, other_s = (issue_s(hardware, model, rows, more + cut.operations) for more in (OPERATIONS.prompt, OPERATIONS.behind))
     return passes * other_s + (0.0 if start else first_s - other_s)
 
 
