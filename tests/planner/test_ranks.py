@@ -26,8 +26,9 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.plan.tier_fill import fills
+from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.sizes import activation_bytes
-from penstock.planner.contract.prices.stages import MixedPass
+from penstock.planner.contract.prices.stages import FIXED, Cut, MixedPass
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_chain import Passed, Ring, chained_s, hops_of
 from penstock.planner.contract.ranks.rank_model import model_of_rank
@@ -215,6 +216,32 @@ def test_prompts_go_round_in_parts_where_computing_binds():
     assert whole == pytest.approx(prefill_s[1], rel=0.02), "as a whole one card computes at a time"
     with pytest.raises(UserError, match="prefill_part_tokens"):
         answer_dealt(replace(question, force=Force(prefill_part_tokens=64)))
+
+
+def in_parts(tokens: int | None = None, **change: Any) -> Plan:
+    """Of four cards that hold all of a model, a long prompt in parts of ``tokens``; None: as the program chooses."""
+    machine, asked = host(vram=40 * GB, dram_bus_gbps=240.0, **change), work(prompt_tokens=8192)
+    force = Force(prefill_chunk_tokens=8192, prefill_part_tokens=tokens)
+    return answer_dealt(Question(machine, model(layers=24), asked, force, ranks=4))
+
+
+def test_who_launches_slowly_has_larger_parts():
+    """A layer's part takes what it computes, or what launching it takes."""
+    quick, slow = in_parts(layer_launch_s=1e-9), in_parts(layer_launch_s=2e-3)
+    sizes = [plan.decisions.prefill_part_tokens for plan in (quick, slow)]
+    assert sizes[0] < sizes[1] < 8192
+    for tokens in (256, 512, 1024):
+        launching_s = 6 * (8192 / tokens) * 2e-3 * (OPERATIONS.dense(True) + OPERATIONS.part + OPERATIONS.behind) / OPERATIONS.dense(True)
+        forced = in_parts(tokens, layer_launch_s=2e-3).prediction.prefill_s
+        assert forced == pytest.approx(launching_s, rel=0.1) and forced > slow.prediction.prefill_s * 0.99
+
+
+def test_a_cards_parts_of_few_tokens_take_as_long_as_larger_ones():
+    """So that small ones are no choice of the program's; without a card it computes with all of its threads whatever a part has."""
+    seconds = {tokens: in_parts(tokens, layer_launch_s=1e-9).prediction.prefill_s for tokens in (128, 256, FIXED.part_tokens)}
+    assert seconds[128] == pytest.approx(2 * seconds[256], rel=0.1) and seconds[256] > 1.8 * seconds[FIXED.part_tokens]
+    assert in_parts(layer_launch_s=1e-9).decisions.prefill_part_tokens >= FIXED.part_tokens
+    assert Cut.of(8).longer(host(), 128) == 4 and Cut.of(8).longer(host(vram=0), 128) == Cut.of(1).longer(host(), 128) == 1
 
 
 def test_a_pass_in_parts_has_activations_of_one_of_them():

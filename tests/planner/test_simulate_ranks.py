@@ -53,6 +53,12 @@ WORDS = {"cards": 8, "links": replace(LINKS, word_hop_s=1.5e-5), "dram_bus_gbps"
 CASES = {
     "eight links": (8, host(vram=700 * MB, **CARDS), model(layers=24), work(requests=3)),
     "eight cards, prompts in parts": (8, host(vram=2 * GB, **CARDS), model(layers=27), work(prompt_tokens=8192)),
+    "as many parts as ranks": (
+        4,
+        host(vram=40 * GB, **CARDS | {"layer_launch_s": 2e-3}),
+        model(layers=24),
+        work(prompt_tokens=8192),
+    ),
     "all resident": (3, host(vram=40 * GB, **CARDS), model(layers=25), work(prompt_tokens=8192, new_tokens=8)),
     "experts": (2, host(vram=3 * GB, **CARDS), model(layers=16, experts=8), work(new_tokens=16)),
     "recorded, all resident": (3, host(vram=40 * GB, **WORDS), model(layers=25), work(new_tokens=32)),

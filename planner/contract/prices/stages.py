@@ -56,9 +56,9 @@ class FixedCosts:
     """The CPU's matrix library packs the weights once a product. That takes as long as so many rows: with oneDNN and BF16 on 2 cores, 29.0
     ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
     part_tokens: int = 512
-    """Of a part of a prompt: a card's products and attention of fewer leave some of its multiprocessors idle. Fitted: on four H200s a layer
-    of 70B geometry took 2.6 ms for parts of 256 tokens of a prompt of 32,768, twice its FLOPs' seconds; 1.9 ms for 512 of short prompts, and
-    5.35 ms for 1024 on two, 1.3 and 1.1 times theirs, hops included."""
+    """Of a part of a prompt: a card's products and attention of fewer leave some of its multiprocessors idle. Fitted: on four H200s a part
+    of a layer of 70B geometry took 2.6 ms with 256 tokens of a prompt of 32,768, twice its FLOPs' seconds. 512 tokens of short prompts took
+    1.9 ms, and 1024 on two cards 5.35 ms: 1.3 and 1.1 times theirs, hops included."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 

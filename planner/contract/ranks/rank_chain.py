@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.ranks.dealing import Dealing
 
 BEHIND_LAYERS = 2
 """Hops of a pass behind its layers: the last hidden state to all ranks, and their rows of logits to the first one."""
@@ -84,8 +83,8 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
         last  = max(begin + C, last(a) + h + C / m)
 
     where ``way`` is all parts' time on the slowest way between two ranks. That is exact for equal parts: by induction part p ends at a
-    convex function of p, so that the first or the last one decides. Where ranks or cards are unlike, the last part's own seconds stand for
-    C / m in ``last``; where all are alike, that would add up to 0.2 % to a prompt. Behind the layers come two hops and the LM head. So N
+    convex function of p, so that the first or the last one decides. The last part's own seconds stand for C / m in ``last``: its tokens
+    attend to most, which nothing hides where there are hardly more parts than ranks. Behind the layers come two hops and the LM head. So N
     ranks take L * C and hops for m = 1, and L / N * C and the filling of the ring for a large m.
 
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
@@ -107,8 +106,7 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     wide_s = between_s if passed.recorded else slowest.hop_of(passed.rows * model.hidden * model.compute_dtype.nbytes)
     cards = [(card, card.layer_kernels_s if kernels_s else 0.0) for card in hardware.round_cards]
     each_s = [layer_s * own_s(replace(queued, gpu=card), in_turn, least_s) / device_s for card, least_s in cards] or [layer_s] * dealt.count
-    alike = Dealing(dealt.counts).is_even and not hardware.round_cards
-    ring = Ring(each_s, passed.parts, between_s, wide_s, 1.0 if alike else passed.last_part)
+    ring = Ring(each_s, passed.parts, between_s, wide_s, passed.last_part)
     exchanged_s = len(model.experts.layers) * exchange_s(hardware, model, passed.rows) if model.experts else 0.0
     return max(alone_s, passed.passes * (ring.through(dealt.owners) + exchanged_s + BEHIND_LAYERS * behind_s + head_s))
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.ranks.dealt_layer import DealtLayer
+from penstock.runtime.ranks.hop import HopMeter, Sent, TorchHop
 from penstock.runtime.ranks.pass_parts import PassParts
 from penstock.runtime.store.decoder import decoder_layers
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.sessions import opened
+from tests.runtime.test_launches import Counter
 from tests.support import decisions, plan_for
 
 ROWS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=5)
@@ -88,3 +93,40 @@ def test_parts_of_unequal_prompts_are_those_prompts(checkpoint: Path) -> None:
         torch.testing.assert_close(made.logits[0], want.logits[0], atol=ROUNDED, rtol=0, msg="a rounding of BF16")
         firsts = [(own[0], others[0]) for own, others in zip(made.tokens, want.tokens, strict=True)]
         assert all(own == other for (own, other), sure in zip(firsts, clear, strict=True) if sure)
+
+
+class CountedWays:
+    """Hops that go nowhere, of a rank with a neighbour on both sides."""
+
+    def __init__(self) -> None:
+        self._hop = TorchHop(None, 0, HopMeter(), Sent())
+
+    def before(self, peer: int) -> TorchHop:
+        return self._hop
+
+    behind = of = before
+
+    def expect(self, parts: int) -> None: ...
+
+
+class Cuts:
+    def __init__(self, parts: int, tokens: int):
+        self.bounds = [(first, first + tokens // parts) for first in range(0, tokens, tokens // parts)]
+
+    def turns(self) -> Iterator[None]:
+        yield from (None for _ in self.bounds)
+
+
+def test_a_part_has_the_operations_that_predictions_count_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what NCCL's two calls take, which reach no dispatcher here."""
+    for name in ("irecv", "isend"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    hidden, cos = torch.zeros(1, 64, 8), torch.zeros(1, 64, 4)
+    counts = []
+    for parts in (2, 8):
+        layer = DealtLayer(lambda hidden, **_: hidden.clone(), CountedWays, partial(Cuts, parts, 64), before=0, behind=0)
+        with Counter() as counter:
+            layer(hidden, position_ids=cos[..., 0], position_embeddings=(cos, cos))
+        counts.append(counter.calls)
+    each = (counts[1] - counts[0]) / 6 - 1
+    assert each == pytest.approx(11, abs=2) and each < OPERATIONS.part
