@@ -67,7 +67,7 @@ def test_chosen_layers_are_faster_than_even_ones_and_take_what_is_promised(hardw
     assert sum(plan.dealing.counts) == whole.layers and not plan.dealing.is_even
     assert plan.prediction.total_s < alike.prediction.total_s
     assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in plan.each_rank)
-    as_promised(plan, 0.05, 0.03)
+    as_promised(plan, 0.06, 0.03)  # of a short prompt as a whole, copying and computing take about as long: docs/ranks.md
 
 
 @given(st.floats(0.4, 4), st.floats(0.4, 3), st.sampled_from([600 * MB, 1200 * MB, 2 * GB]), st.integers(5, 14))
