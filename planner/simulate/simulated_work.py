@@ -14,16 +14,7 @@ from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.launches import copied_issue_s, pieces_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.stages import (
-    WHOLE,
-    Cut,
-    lookup_s,
-    prefill_compute_s,
-    prefill_passes,
-    recorded_s,
-    step_compute_s,
-    table_is_far,
-)
+from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
 from penstock.planner.contract.speculation.drafting import counted_tokens
 from penstock.planner.simulate.lanes.lanes import ns
 from penstock.planner.simulate.unit_shares import UnitShares
@@ -70,10 +61,10 @@ class Passes:
     each: Pass
 
 
-def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, parts: Cut = WHOLE) -> list[Passes]:
+def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: int = 0) -> list[Passes]:
     """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first. Where drafts are verified, a step computes
-    a row for each of them as well, and there are as many fewer as tokens are kept by the acceptance that the plan counts on. ``parts``: of
-    prompts' passes that are parts of larger ones.
+    a row for each of them as well, and there are as many fewer as tokens are kept by the acceptance that the plan counts on. ``more``:
+    operations of a prompt's layer beside a whole pass's.
 
     Steps whose context lies in the same KV page are taken as equal, at their mean context. Seconds are linear in the context, so the sum is
     the same.
@@ -96,8 +87,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, parts: Cut = WHOL
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
-        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, parts) for h, k in machines)
-        before_s = lookup_s(model, batch * (last - first), 1) if far else 0.0
+        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more) for h, k in machines)
+        before_s = lookup_s(plan.hardware, model, batch * (last - first), 1) if far else 0.0
         before_s += restore_s if first == start else 0.0
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first), prompt=True)
@@ -114,7 +105,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, parts: Cut = WHOL
         device_s = seconds - pieces_issue_s(plan.hardware, stay, rows) if recorded else 0.0
         if not recorded:
             seconds, device_s = (step_compute_s(h, stay, context, rows, k) for h, k in machines)
-        before_s = (lookup_s(model, rows, 1) if far else 0.0) + drafts.before_s
+        before_s = (lookup_s(plan.hardware, model, rows, 1) if far else 0.0) + drafts.before_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
         cut = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)

@@ -28,7 +28,7 @@ from penstock.planner.contract.plan.planfile import check_plan, read_plan, write
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.planner.contract.prices.sizes import activation_bytes
-from penstock.planner.contract.prices.stages import FIXED, Cut, MixedPass
+from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_chain import Passed, Ring, chained_s, hops_of
 from penstock.planner.contract.ranks.rank_model import model_of_rank
@@ -234,14 +234,6 @@ def test_who_launches_slowly_has_larger_parts():
         launching_s = 6 * (8192 / tokens) * 2e-3 * (OPERATIONS.dense(True) + OPERATIONS.part + OPERATIONS.behind) / OPERATIONS.dense(True)
         forced = in_parts(tokens, layer_launch_s=2e-3).prediction.prefill_s
         assert forced == pytest.approx(launching_s, rel=0.1) and forced > slow.prediction.prefill_s * 0.99
-
-
-def test_a_cards_parts_of_few_tokens_take_as_long_as_larger_ones():
-    """So that small ones are no choice of the program's; without a card it computes with all of its threads whatever a part has."""
-    seconds = {tokens: in_parts(tokens, layer_launch_s=1e-9).prediction.prefill_s for tokens in (128, 256, FIXED.part_tokens)}
-    assert seconds[128] == pytest.approx(2 * seconds[256], rel=0.1) and seconds[256] > 1.8 * seconds[FIXED.part_tokens]
-    assert in_parts(layer_launch_s=1e-9).decisions.prefill_part_tokens >= FIXED.part_tokens
-    assert Cut.of(8).longer(host(), 128) == 4 and Cut.of(8).longer(host(vram=0), 128) == Cut.of(1).longer(host(), 128) == 1
 
 
 def test_a_pass_in_parts_has_activations_of_one_of_them():

@@ -154,10 +154,10 @@ def _compute(
 
     errors: list[Callable[[HardwareProfile], float]] = []
     if prefill_s := seen.prefill.get(Stage.compute):
-        products_s = _beyond(prefill_s, far * lookup_s(model, rows, passes))
+        products_s = _beyond(prefill_s, lookup_s(base, model, rows, passes) if far else 0.0)
         errors.append(lambda h: math.log(prefill_compute_s(h, model, workload, batch, chunk, start) / products_s))
     if decode_s := seen.decode.get(Stage.compute):
-        step_s = _beyond(decode_s, far * lookup_s(model, batch * each, 1))
+        step_s = _beyond(decode_s, lookup_s(base, model, batch * each, 1) if far else 0.0)
         errors.append(lambda h: math.log(stepping_s(h) / step_s))
 
     def misfit(logs: Mapping[Figure, float]) -> float:

@@ -162,6 +162,11 @@ def expert_launches(hardware: HardwareProfile, model: ModelSpec, tokens: int) ->
     return OPERATIONS.each(tokens, True, grouped) / OPERATIONS.routed(model.experts, tokens, True, grouped)
 
 
+def part_operations(parts: int) -> int:
+    """More operations of a layer for each of so many parts of a pass; a whole one has none."""
+    return OPERATIONS.part if parts > 1 else 0
+
+
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
     """Host seconds to launch all layers of a pass over ``tokens`` tokens: for each layer the measured seconds, times its operations over
     those of a dense layer in a decode step. This pass's attention has ``more`` operations than that."""

@@ -16,11 +16,10 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import LateExperts
-from penstock.planner.contract.prices.launches import coded_issue_s, issue_s
+from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
-    Cut,
     MixedPass,
     decode_compute_s,
     earlier_kv,
@@ -140,19 +139,21 @@ def prefill_phase(
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
     rows = batch * min(chunk_tokens, left)
     computed_by = model.decoded(forms.decoded)
-    # a layer computes a part as a pass of its own would, at the costs of a cut, but for the weights, which come once a pass
+    # a layer computes a part as a pass of its own would, with more operations, but for the weights, which come once a pass
     parts = parts_of(rows, part_tokens)
-    cut = Cut.of(parts)
+    more = part_operations(parts)
     at_once = -(-min(chunk_tokens, left) // parts)
     head_s = batch * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
     compute_s = chained_s(
         hardware,
         model,
         Passed(rows, passes, parts, head_s, last_part_share(hardware, model, workload, chunk_tokens, parts, start)),
-        lambda machine, own, least_s: prefill_compute_s(machine, own.decoded(forms.decoded), workload, batch, at_once, start, least_s, cut),
+        lambda machine, own, least_s: prefill_compute_s(
+            machine, own.decoded(forms.decoded), workload, batch, at_once, start, least_s, more
+        ),
     )
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
-    rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start, cut)))
+    rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start, more)))
     late = _late(hardware, model, rows, passes, lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
@@ -262,5 +263,5 @@ def _lookups(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int
     """Meanwhile the ring brings a layer, and is full."""
     if hardware.gpu is None or not model.computes_embedding:
         return NOTHING
-    seconds, layer_s = lookup_s(model, rows, passes), (model.attn_max + model.ffn_max) / hardware.gpu.h2d.peak / GB
+    seconds, layer_s = lookup_s(hardware, model, rows, passes), (model.attn_max + model.ffn_max) / hardware.gpu.h2d.peak / GB
     return Price({Resource.card: seconds}, rests=max(0.0, seconds - passes * layer_s))

@@ -35,9 +35,9 @@ class FixedCosts:
     embedding_lookup_s: float = 50e-6
     """One pass with the embedding table in DRAM: token ids to the host, rows gathered, rows to the device. Two small PCIe
     copies and a synchronize, 10-20 microseconds each, and the gather."""
-    embedding_rows_gbps: float = 2.5
-    """GB/s of embedding rows in DRAM, which a kernel gathers over the link. On an H200 2048 rows of 8 KB added 7 ms to a prefill, 8192 rows
-    27 ms."""
+    embedding_rows_share: float = 0.75
+    """Of the link's rate, by which a kernel gathers embedding rows in DRAM: 40 to 49 GB/s on an H100, busy and idle, 2048 and
+    32,768 rows of 16 KB. By 2.5 GB/s, as was counted before, prompts of 32,768 tokens were promised 5 to 6 % too slow on four hosts."""
     ssd_reads_per_s: float = 4000.0
     """Most reads a second. Each costs the interpreter some 50 microseconds, which delays the thread that launches kernels: 8,500 a second
     doubled a step on an H100. Faster drives need larger blocks."""
@@ -55,10 +55,6 @@ class FixedCosts:
     cpu_packing_rows: float = 80.0
     """The CPU's matrix library packs the weights once a product. That takes as long as so many rows: with oneDNN and BF16 on 2 cores, 29.0
     ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
-    part_tokens: int = 512
-    """Of a part of a prompt: a card's products and attention of fewer leave some of its multiprocessors idle. Fitted: on four H200s a part
-    of a layer of 70B geometry took 2.6 ms with 256 tokens of a prompt of 32,768, twice its FLOPs' seconds. 512 tokens of short prompts took
-    1.9 ms, and 1024 on two cards 5.35 ms: 1.3 and 1.1 times theirs, hops included."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 
@@ -115,9 +111,11 @@ def expert_copy_s(gpu: Gpu, experts: Experts, chunk_bytes: int) -> float:
     return experts.expert_bytes / h2d_gbps(gpu, experts.expert_bytes, chunk_bytes) / GB
 
 
-def lookup_s(model: ModelSpec, rows: int, passes: int) -> float:
-    """Seconds to look up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
-    return passes * FIXED.embedding_lookup_s + rows * model.embed_row_bytes / FIXED.embedding_rows_gbps / GB
+def lookup_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int) -> float:
+    """Seconds in which a card looks up ``rows`` tokens in an embedding table in DRAM, in so many passes."""
+    assert hardware.gpu is not None, "without a card the table is near"
+    gbps = FIXED.embedding_rows_share * hardware.gpu.h2d.peak
+    return passes * FIXED.embedding_lookup_s + rows * model.embed_row_bytes / gbps / GB
 
 
 def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
@@ -279,28 +277,6 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
     return elements * model.compute_dtype.nbytes * model.layers
 
 
-@dataclass(frozen=True)
-class Cut:
-    """What it costs that a prompt's passes go through the layers in parts; nothing where they are whole."""
-
-    operations: int = 0
-    """More of a layer, for each part."""
-    least_tokens: int = 0
-    """A card multiplies and attends for fewer as long as for these."""
-
-    @classmethod
-    def of(cls, parts: int) -> Cut:
-        """Of passes in so many parts each."""
-        return cls(OPERATIONS.part, FIXED.part_tokens) if parts > 1 else cls()
-
-    def longer(self, hardware: HardwareProfile, rows: int) -> float:
-        """How many times as long as their FLOPs' seconds parts of ``rows`` tokens take."""
-        return max(1.0, self.least_tokens / rows) if hardware.gpu else 1.0
-
-
-WHOLE = Cut()
-
-
 def prefill_compute_s(
     hardware: HardwareProfile,
     model: ModelSpec,
@@ -309,18 +285,18 @@ def prefill_compute_s(
     chunk_tokens: int,
     start: int = 0,
     kernels_s: float = 0.0,
-    cut: Cut = WHOLE,
+    more: int = 0,
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
     alone; attention sees all tokens before its own. ``kernels_s``: what a layer's kernels beside its products take at least, where their
-    launches are hidden. ``cut``: of passes that are parts of larger ones."""
+    launches are hidden. ``more``: operations of a layer beside a whole pass's."""
     prompt = workload.prompt_tokens
     tokens = prompt - start
     head_flops = 2 * model.lm_head.elements
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
     rows = batch * min(chunk_tokens, tokens)
-    flops_s = batch * (tokens * per_token_s * cut.longer(hardware, rows) + head_flops / hardware.dense_tflops / 1e12)
-    first_s, other_s = (weight_pass_s(hardware, model, rows, more + cut.operations) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
+    first_s, other_s = (weight_pass_s(hardware, model, rows, more + few) for few in (OPERATIONS.prompt, OPERATIONS.behind))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
     return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens, kernels_s)
@@ -335,11 +311,11 @@ def last_part_share(hardware: HardwareProfile, model: ModelSpec, workload: Workl
 
 
 def prefill_issue_s(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0, cut: Cut = WHOLE
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0, more: int = 0
 ) -> float:
     """Host seconds to launch all passes of that prefill; those behind the first token have more operations."""
     passes, rows = prefill_passes(workload, chunk_tokens, start), batch * min(chunk_tokens, workload.prompt_tokens - start)
-    first_s, other_s = (issue_s(hardware, model, rows, more + cut.operations) for more in (OPERATIONS.prompt, OPERATIONS.behind))
+    first_s, other_s = (issue_s(hardware, model, rows, more + few) for few in (OPERATIONS.prompt, OPERATIONS.behind))
     return passes * other_s + (0.0 if start else first_s - other_s)
 
 

@@ -12,7 +12,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.stages import Cut
+from penstock.planner.contract.prices.launches import part_operations
 from penstock.planner.contract.ranks.rank_chain import recorded_hop_s, told_bytes
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.acted import Options
@@ -60,7 +60,7 @@ class RankPlay:
         chunk = min(decided.prefill_chunk_tokens, work.prompt_tokens)
         parts = parts_of(batch * chunk, decided.prefill_part_tokens)
         cut = replace(decided, prefill_chunk_tokens=-(-chunk // parts), prefill_part_tokens=0)
-        runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch, Cut.of(parts))
+        runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch, part_operations(parts))
         least_ns = passes_of(self.plan, self.engine.units, batch)[0].each.least_ns
         prompt = [replace(run.each, least_ns=least_ns) for run in runs if run.each.prefill]
         found = [(1, PartedPass(tuple(prompt[at : at + parts]))) for at in range(0, len(prompt), parts)]

@@ -45,8 +45,10 @@ class Menus:
     """Shares of a shared prefix that may be restored, where room is not for all of it."""
     chunk_tolerance: float = 0.01
     """A copy size is as good as another that is faster by no more than this: fewer copies cost the host less."""
-    part_tolerance: float = 0.01
-    """Parts of a pass are as good as smaller ones whose compute takes less by no more than this."""
+    part_tolerance: float = 0.03
+    """Parts of a pass are as good as smaller ones whose compute takes less by no more than this: a host launches fewer of them, and a card
+    computes them better. On four H200s parts of 1024 took 0.963 s where parts of 256 took 1.341, 70B geometry and 32,768 tokens; by the law
+    those were 5 % quicker."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 256)
     in_flight: int = 2
     """One copy runs while the next is queued; more only delays what is urgent."""

@@ -16,10 +16,11 @@ from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.hops.hop import HopMeter
+from penstock.runtime.hops.torch_hop import Sent, TorchHop
 from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.ranks.dealt_layer import DealtLayer
-from penstock.runtime.ranks.hop import HopMeter, Sent, TorchHop
 from penstock.runtime.ranks.pass_parts import PassParts
 from penstock.runtime.store.decoder import decoder_layers
 from tests.runtime.fakes import LockingCopier
