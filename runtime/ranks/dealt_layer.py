@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.runtime.hops.hop import Hop
-from penstock.runtime.kv.batch.row_parts import cut, joined
+from penstock.runtime.kv.batch.row_parts import joined
 from penstock.runtime.ranks.pass_parts import PassParts
 
 
@@ -47,8 +47,10 @@ class DealtLayer:
         turns = iter([None]) if parts is None else parts.turns()
         made = []
         for (first, end), own, _ in zip(bounds, self._inputs(hidden, bounds), turns, strict=True):
-            rest = [cut(value, first, end, tokens) for value in args[1:]]
-            named = {name: cut(value, first, end, tokens) for name, value in kwargs.items() if name != "hidden_states"}
+            rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            if parts is not None and end - first < tokens:
+                rest = [parts.cut(value, first, end, tokens) for value in rest]
+                named = {name: parts.cut(value, first, end, tokens) for name, value in named.items()}
             made.append(self.inner(own, *rest, **named))
             if self._behind is not None:
                 self._ways().behind(self._behind).send(hidden_of(made[-1]))
