@@ -47,7 +47,7 @@ class DealtLayer:
         turns = iter([None]) if parts is None else parts.turns()
         made = []
         for (first, end), own, _ in zip(bounds, self._inputs(hidden, bounds), turns, strict=True):
-            rest, named = args[1:], {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            rest, named = list(args[1:]), {name: value for name, value in kwargs.items() if name != "hidden_states"}
             if parts is not None and end - first < tokens:
                 rest = [parts.cut(value, first, end, tokens) for value in rest]
                 named = {name: parts.cut(value, first, end, tokens) for name, value in named.items()}

@@ -43,10 +43,12 @@ def lives(process: int) -> bool:
 
 
 WAYS = [
-    (signal.SIGKILL, 2, "runtime: rank 1 (process {0}) was killed by SIGKILL; all ranks have ended\n"),
-    (signal.SIGSTOP, 2, "runtime: rank 1 (process {0}) was stopped; all ranks have ended\n"),
-    (signal.SIGINT, 130, "runtime: interrupted\n"),
+    (signal.SIGKILL, 1, 2, "runtime: rank 1 (process {0}) was killed by SIGKILL; all ranks have ended\n"),
+    (signal.SIGSTOP, 1, 2, "runtime: rank 1 (process {0}) was stopped; all ranks have ended\n"),
+    (signal.SIGINT, 0, 130, "runtime: interrupted\n"),
+    (signal.SIGKILL, 0, -signal.SIGKILL, "runtime: rank 0 (process {1}) has ended unexpectedly; all ranks have ended\n"),
 ]
+"""What is done to which rank, the status, and what is said: of the process of rank 1, and of rank 0."""
 
 
 def lost(plan: Plan, directory: Path, begun: str, how: signal.Signals, which: int) -> tuple[int, str, list[int]]:
@@ -75,7 +77,7 @@ def lost(plan: Plan, directory: Path, begun: str, how: signal.Signals, which: in
     while any(map(lives, (*ranks, watchdog))) and time.monotonic() < until:
         time.sleep(0.1)
     assert not any(map(lives, (*ranks, watchdog)))
-    return run.returncode, err, ranks
+    return run.returncode, err, [*ranks[:1], run.pid]
 
 
 def by_rank(watchdog: int) -> list[int]:
@@ -88,19 +90,21 @@ def by_rank(watchdog: int) -> list[int]:
     return sorted(children(watchdog), key=rank)
 
 
-@pytest.mark.parametrize(("how", "status", "said"), WAYS if EVERY else WAYS[:1])
-def test_all_end_when_one_is_lost(how: signal.Signals, status: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "which", "status", "said"), WAYS if EVERY else WAYS[:1])
+def test_all_end_when_one_is_lost(how: signal.Signals, which: int, status: int, said: str, tmp_path: Path) -> None:
     checkpoint = save_tiny(tmp_path / "model", layers=12)
     endless = dealt_plan(checkpoint, decisions(pages=4096, prefill_chunk_tokens=64), 2, new_tokens=60_000)
-    found, err, ranks = lost(endless, tmp_path, "evict", how, 0 if how is signal.SIGINT else 1)
-    assert (found, err) == (status, said.format(ranks[0])), err[-3000:]
+    found, err, ranks = lost(endless, tmp_path, "evict", how, which)
+    assert (found, err) == (status, said.format(*ranks)), err[-3000:]
 
 
-@pytest.mark.parametrize(("how", "status", "said"), WAYS[:2] if EVERY else WAYS[:1])
-def test_all_end_when_one_is_lost_that_has_slices_of_experts(how: signal.Signals, status: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "which", "status", "said"), WAYS[:2] if EVERY else WAYS[:1])
+def test_all_end_when_one_is_lost_that_has_slices_of_experts(
+    how: signal.Signals, which: int, status: int, said: str, tmp_path: Path
+) -> None:
     """Of three ranks two wait for the one in every layer: its own rank for what it makes of the experts, the others for what it is told."""
     checkpoint = save_tiny(tmp_path / "model", "mixtral", layers=18, intermediate_size=96)
     made = decisions(pages=4096, prefill_chunk_tokens=64, experts=ExpertSlots(0, 72))
     endless = dealt_plan(checkpoint, made, 3, share=ExpertShare.sliced, new_tokens=60_000)
-    found, err, ranks = lost(endless, tmp_path, "evict", how, 1)
-    assert (found, err) == (status, said.format(ranks[0])), err[-3000:]
+    found, err, ranks = lost(endless, tmp_path, "evict", how, which)
+    assert (found, err) == (status, said.format(*ranks)), err[-3000:]
