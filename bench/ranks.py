@@ -68,9 +68,9 @@ KEYS = (
     "batch",
 )
 REACHED = {"decode": {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}, "prefill": {count: ">= 0.92" for count in (1, 2, 4)}}
-FASTER = {2: ">= 1.85", 4: ">= 2.9"}
-FASTER_BATCHED = {2: ">= 1.8", 4: ">= 2.85"}
-FASTER_ROUTED = {4: ">= 2.5"}
+FASTER = {"decode": {2: ">= 1.85", 4: ">= 2.9"}, "prefill": {2: ">= 1.8", 4: ">= 2.85"}}
+FASTER_BATCHED = dict.fromkeys(FASTER, {2: ">= 1.8", 4: ">= 2.85"})
+FASTER_ROUTED = dict.fromkeys(FASTER, {4: ">= 2.5"})
 FASTER_COMPUTED = {2: ">= 1.7", 4: ">= 3.0"}
 """Of a prompt whose computing binds: it goes round in parts. Steps over weights in VRAM have no target."""
 HOPS, HOP_US = "<= 0.015", 90.0
@@ -172,7 +172,7 @@ class Ranks:
                 *taken,
                 _spread(report),
             )
-            reached = FASTER_COMPUTED if computed and what == "prefill" else faster if links else {}
+            reached = FASTER_COMPUTED if computed and what == "prefill" else faster[what] if links and "cpu" not in self.given else {}
             first = self.first.setdefault(what, seconds)
             if first != seconds:
                 yield Row(case, f"{what} x one", first, seconds, "s", first / seconds, reached.get(count, ""), None, *taken)

@@ -281,7 +281,7 @@ STUDIES: Mapping[str, Study] = {
     "ranks": Study(
         "Several cards",
         "One checkpoint by plans of several ranks. The limit of bytes is what all links carried at once, of steps what one card took; hops "
-        "are timed beside copies.",
+        "are timed beside copies. Ranks that are lost in the middle: bench/rank_faults.py.",
         rows_table, rows_checks, "ranks.py"),
     "hosts": Study(
         "Two hosts",
