@@ -99,6 +99,8 @@ def open_session(
         copier = ground.copier()
         if rank is not None:
             rank.meet(ground.device)
+            if rank.hops.refused is not None:
+                options.tell(f"hidden states go from card to card by {rank.hops.by}, not by copies: {rank.hops.refused}")
         peak = PeakDram(host.arena.nbytes)
         mark("cuda")
         with uninterrupted():

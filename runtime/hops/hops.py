@@ -100,10 +100,14 @@ class Hops:
         made = PeerWays(self.rank, PeerPlaces(self.count, ways), exchange, VramHandles(), lock, lambda: CardLane(device), self.meter)
         return (made, None) if made.refused is None else (None, made.refused)
 
+    @property
+    def by(self) -> str:
+        """By what hidden states go."""
+        return "copies" if self._peers is not None else "gloo" if self._staged or self._device.type == "cpu" else "NCCL"
+
     def facts(self) -> dict[str, Any]:
         """What went, by what, and why not by copies where cards have none."""
-        by = "copies" if self._peers is not None else "gloo" if self._staged or self._device.type == "cpu" else "NCCL"
-        return {**asdict(self.meter), "by": by, "refused": self.refused}
+        return {**asdict(self.meter), "by": self.by, "refused": self.refused}
 
     @property
     def others(self) -> Iterator[int]:
