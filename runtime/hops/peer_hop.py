@@ -72,6 +72,14 @@ class Outgoing:
         self.pieces = 0
         """That were given to the lane."""
 
+    def rehearse(self, source: int) -> None:
+        """All that a hop takes of the driver, before the first one: a byte from address ``source``, and words as they are. RuntimeError
+        where it is refused."""
+        self.lane.wait_word(self._channel.taken, 0)
+        self.lane.copy(self._channel.slots[0], source, 1)
+        self.lane.write_word(self._channel.sent, 0)
+        self.lane.settle()
+
     def send(self, hidden: torch.Tensor) -> None:
         channel, lane, hidden = self._channel, self.lane, hidden.contiguous()
         lane.follow()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from penstock.runtime.memory.arena import PageLock
 
 _AGAIN_S = 1e-4
 """From one look after a card that waits for ranks that are gone to the next one."""
+_SAID = 200
+"""Characters in which a rank says why it cannot."""
 Exchange = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
 """What a rank has to say -> what each rank said, in their order, once all have."""
 
@@ -59,7 +62,7 @@ class PeerWays:
                 self._words = SharedMemory(places.word_bytes, lock)
                 own["words"] = list(self._words.shared)
         except (OSError, RuntimeError) as error:
-            own["why"] = str(error)
+            own["why"] = str(error)[:_SAID]
         said = exchange(own)
         self.refused = _first(said)
         if self.refused is None:
@@ -67,10 +70,14 @@ class PeerWays:
                 self._words = self._words or SharedMemory(Shared(*said[0]["words"]), lock)
                 slots = {r: handles.open(bytes.fromhex(each["handle"])) for r, each in enumerate(said) if r != rank} | {rank: address}
                 self._connect(slots, self._words.bytes.data_ptr(), lane, meter)
+                for each in self._outgoing.values():
+                    each.rehearse(address)
             except (OSError, RuntimeError) as error:
-                own["why"] = str(error)
+                own["why"] = str(error)[:_SAID]
             self.refused = _first(exchange(own))
         if self.refused is not None:
+            with contextlib.suppress(RuntimeError):  # of the same driver that has refused
+                self._close_lanes()
             self._handles.leave()
             exchange({})
             self._give_back()
@@ -126,8 +133,7 @@ class PeerWays:
             return
         if broken:
             self.let_go()
-        for lane in [*(each.lane for each in self._outgoing.values()), *(each.lane for each in self._incoming.values())]:
-            lane.close()
+        self._close_lanes()
         self._handles.leave()
         if not broken:
             self._exchange({})
@@ -135,6 +141,10 @@ class PeerWays:
         if self._looking is not None:
             self._looking.join()
         self._give_back()
+
+    def _close_lanes(self) -> None:
+        for lane in [*(each.lane for each in self._outgoing.values()), *(each.lane for each in self._incoming.values())]:
+            lane.close()
 
     def _give_back(self) -> None:
         """The others have left it, or are gone."""

@@ -135,8 +135,15 @@ def ring(count: int) -> list[tuple[int, int]]:
     return sorted({(rank, (rank + 1) % count) for rank in range(count)})
 
 
-def met(rank: int, count: int, table: Table, vram: PlayedVram, meter: HopMeter | None = None) -> PeerWays:
-    return PeerWays(rank, PeerPlaces(count, ring(count)), table.of(rank), vram, None, PlayedLane, meter or HopMeter())
+class NoWords(PlayedLane):
+    """Of a driver that has none."""
+
+    def wait_word(self, address: int, value: int) -> None:
+        raise RuntimeError("no words")
+
+
+def met(rank: int, count: int, table: Table, vram: PlayedVram, lane: type[PlayedLane] = PlayedLane) -> PeerWays:
+    return PeerWays(rank, PeerPlaces(count, ring(count)), table.of(rank), vram, None, lane, HopMeter())
 
 
 @settings(max_examples=40, deadline=None)
@@ -214,17 +221,17 @@ def test_ranks_hand_on_what_they_get(count: int) -> None:
         assert [int(one) for one in heard] == [other for other in range(count) if other != own]
 
 
-@pytest.mark.parametrize("how", ["take", "open"])
+@pytest.mark.parametrize("how", ["take", "open", "wait"])
 def test_what_one_rank_cannot_none_does(how: str) -> None:
     table, refused = Table(3), dict[int, str | None]()
 
     def rank(own: int) -> None:
         vram = PlayedVram(how if own == 1 else "")
-        refused[own] = met(own, 3, table, vram).refused
+        refused[own] = met(own, 3, table, vram, NoWords if (how, own) == ("wait", 1) else PlayedLane).refused
         assert not vram.opened and not vram.held
 
     together(3, rank)
-    why = {"take": "rank 1: no memory", "open": "rank 1: these cards do not reach each other"}[how]
+    why = {"take": "rank 1: no memory", "open": "rank 1: these cards do not reach each other", "wait": "rank 1: no words"}[how]
     assert refused == dict.fromkeys(range(3), why)
 
 
