@@ -38,6 +38,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
         dealt = answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
+        dealt = speculating(dealt, cfg.speculate, asked.question.force.speculate_tokens, None, lambda _: dealt, asked.drafts)
         first = dealt.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
         return replace(dealt, notes=(*dealt.notes, *more))

@@ -20,7 +20,9 @@ from penstock.planner.solver.program import optimum
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
-_ALONE = ("expert_host", "speculate_tokens")
+_ALONE = ("expert_host",)
+_DRAFTS = (Speculate.none, Speculate.auto, Speculate.lookup)
+"""Without a model that drafts."""
 """Decisions of one rank alone yet."""
 
 
@@ -56,8 +58,13 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
     check_ranks(q.hardware, q.model, q.workload, count)
     if count == 1:
         return
-    if cfg.speculate is not Speculate.none:
-        raise UserError(f"ranks={count}: speculate={cfg.speculate} works on one rank alone yet; set ranks=1, or speculate=none")
+    if cfg.speculate not in _DRAFTS or cfg.draft is not None:
+        asked = f"draft={cfg.draft}" if cfg.speculate in _DRAFTS else f"speculate={cfg.speculate}"
+        raise UserError(
+            f"ranks={count}: {asked}: a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup without draft="
+        )
+    if cfg.speculate is not Speculate.none and q.workload.is_served:
+        raise UserError(f"ranks={count}: speculate={cfg.speculate}: a server of several ranks drafts nothing yet; set speculate=none")
     for name in _ALONE:
         if q.force.given.get(name):
             raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")

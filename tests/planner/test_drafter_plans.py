@@ -142,3 +142,33 @@ def test_a_drafter_that_cannot_draft_is_refused(tmp_path: Path, keys: dict[str, 
     given = {key: value.format(**places) if isinstance(value, str) else value for key, value in keys.items()}
     with pytest.raises(penstock.UserError, match=said):
         penstock.solve(**{"hardware": "cpu", "model.checkpoint": str(places["large"]), **SMALL, **given})
+
+
+RANKS = {"hardware": "h100x4", "model": "llama70b", "hardware.vram_bytes": 16 * 2**30, "hardware.dram_bytes": 400 * 2**30, **SMALL}
+
+
+def test_ranks_draft_what_they_look_up(tmp_path: Path) -> None:
+    """All decide the same drafts, and are predicted and simulated with them."""
+    plain, plan = (penstock.solve(ranks=2, speculate=who, **{"force.host_ffn": 0}, **RANKS) for who in ("none", "lookup"))
+    made = [decided.speculation for decided in plan.ranks.decided(plan.decisions)]
+    assert made[0].drafter is Drafter.lookup and made[0].tokens > 1 and made[0] == made[1]
+    assert plan.prediction.decode_tokens_per_s > 1.35 * plain.prediction.decode_tokens_per_s
+    assert any("drafts by lookup" in note for note in plan.notes)
+    write_plan(plan, tmp_path / "plan.yaml")
+    again = read_plan(tmp_path / "plan.yaml")
+    assert (again.decisions, again.ranks) == (plan.decisions, plan.ranks)
+    assert not [rule for rank in plan.each_rank for rule in broken_rules(rank.hardware, rank.model, rank.workload, rank.decisions)]
+    forced = penstock.solve(ranks=2, speculate="lookup", **{"force.speculate_tokens": 3}, **RANKS)
+    assert forced.decisions.speculation.tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"speculate": "self"}, "ranks=2: speculate=self: a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup"),
+        ({"speculate": "lookup", "workload": "serve"}, "ranks=2: speculate=lookup: a server of several ranks drafts nothing yet"),
+    ],
+)
+def test_what_several_ranks_cannot_draft_is_refused(keys: dict[str, str], said: str) -> None:
+    with pytest.raises(penstock.UserError, match=said):
+        penstock.solve(ranks=2, **RANKS | keys)

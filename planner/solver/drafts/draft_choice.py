@@ -22,7 +22,7 @@ from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_shapes, shapes_wanted
 from penstock.planner.contract.prices.sizes import recorded_bytes
 from penstock.planner.contract.published.model_source import further_heads_of
@@ -74,10 +74,10 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
 
 def with_room(plan: Plan, solve: Solve) -> Plan:
     """``plan``, solved again where VRAM has no room for all passes that it has recorded to verify. Itself where the rest would hold no
-    plan: those that have no room are launched kernel by kernel; and where a model drafts, which has left room for them."""
+    plan: those without room are launched kernel by kernel; where a model drafts, which has left room; and of several ranks."""
     asked = plan.hardware, plan.model, plan.workload, plan.decisions
     wanted = shapes_wanted(plan.hardware, plan.model, plan.decisions)
-    if plan.decisions.speculation.model is not None or recorded_shapes(*asked) == wanted:
+    if plan.ranks.count > 1 or plan.decisions.speculation.model is not None or recorded_shapes(*asked) == wanted:
         return plan
     try:
         made = solve(replace(plan.hardware, vram_bytes=plan.hardware.vram_bytes - recorded_bytes(plan.model, wanted)))
@@ -102,6 +102,7 @@ def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Sol
 
 
 def drafted(plan: Plan, speculation: Speculation) -> Plan:
-    """``plan`` with ``speculation``, predicted anew."""
-    decisions = replace(plan.decisions, speculation=speculation)
-    return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
+    """``plan`` with ``speculation``, of all its ranks, predicted anew."""
+    first, *others = (replace(decisions, speculation=speculation) for decisions in plan.ranks.decided(plan.decisions))
+    predicted = predict_ranks(plan.hardware, plan.model, plan.workload, (first, *others), plan.dealing)
+    return replace(plan, decisions=first, ranks=replace(plan.ranks, others=tuple(others)), prediction=predicted)

@@ -13,6 +13,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Card
 from penstock.planner.contract.given.links import Links
@@ -182,3 +183,23 @@ def test_a_plan_of_ranks_goes_into_words_and_comes_back(checkpoint: Path) -> Non
     assert "layers: [3, 2, 1]" in plan_text(plan)
     again = plan_of_text(plan_text(plan))
     assert again == plan and [again.of_rank(rank).model.layers for rank in range(3)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("dealt", [2, 3] if EVERY else [2])
+def test_ranks_verify_what_was_looked_up(dealt: int, company: Company, tmp_path: Path) -> None:
+    """Every rank computes the drafts' rows, and what was not kept is nobody's."""
+    checkpoint = save_tiny(tmp_path / "model", layers=4)
+    made = decisions(pages=32)
+    drafting = replace(made, speculation=Speculation(Drafter.lookup, 4, 0.3))
+    case = Case(dealt, prompts=((5, 6, 7, 8, 9) * 6,))
+    with opened(dealt_plan(checkpoint, made, 1), checkpoint, None) as alone:
+        want = said(alone, case, 24)
+    with opened(dealt_plan(checkpoint, drafting, dealt), checkpoint, company) as session:
+        got, chains = said(session, case, 24), session.chains
+    assert got == want and chains is not None and chains.facts()["drafted"] > 3
+
+
+def said(session: Session, case: Case, tokens: int) -> list[list[int]]:
+    batch, sampler = Batch(case.prompts, tokens, case.chunk), Sampler(case.sampling, session.device)
+    session.load(batch, samplers=[sampler])
+    return session.generate(batch, sampler).tokens
