@@ -63,8 +63,6 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
         raise UserError(
             f"ranks={count}: {asked}: a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup without draft="
         )
-    if cfg.speculate is not Speculate.none and q.workload.is_served:
-        raise UserError(f"ranks={count}: speculate={cfg.speculate}: a server of several ranks drafts nothing yet; set speculate=none")
     for name in _ALONE:
         if q.force.given.get(name):
             raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")

@@ -162,13 +162,13 @@ def test_ranks_draft_what_they_look_up(tmp_path: Path) -> None:
     assert forced.decisions.speculation.tokens == 3
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ({"speculate": "self"}, "ranks=2: speculate=self: a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup"),
-        ({"speculate": "lookup", "workload": "serve"}, "ranks=2: speculate=lookup: a server of several ranks drafts nothing yet"),
-    ],
-)
-def test_what_several_ranks_cannot_draft_is_refused(keys: dict[str, str], said: str) -> None:
-    with pytest.raises(penstock.UserError, match=said):
+def test_a_server_of_several_ranks_drafts_what_it_looks_up() -> None:
+    plan = penstock.solve(ranks=2, speculate="lookup", workload="serve", **RANKS)
+    made = [decided.speculation for decided in plan.ranks.decided(plan.decisions)]
+    assert made[0].drafter is Drafter.lookup and made[0].tokens and made[0] == made[1]
+
+
+@pytest.mark.parametrize("keys", [{"speculate": "self"}, {"speculate": "lookup", "draft": "small"}])
+def test_a_model_drafts_beside_one_rank_alone(keys: dict[str, str]) -> None:
+    with pytest.raises(penstock.UserError, match="ranks=2: .*a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup"):
         penstock.solve(ranks=2, **RANKS | keys)
