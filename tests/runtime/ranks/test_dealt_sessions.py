@@ -117,6 +117,7 @@ def test_dealt_over_ranks_a_model_says_the_same_bit_for_bit(case: Case, company:
     layers = [report["layers"] for report in reports]
     assert sum(layers) < case.model.get("layers", 6) and len(layers) == (case.dealt if isinstance(case.dealt, int) else len(case.dealt)) - 1
     assert all(report["hops"]["received_bytes"] and "decode" in report["stages"] for report in reports)
+    assert all((report["hops"]["by"], report["hops"]["refused"]) == ("gloo", None) for report in reports)
 
 
 def test_layers_chosen_for_unlike_cards_are_run_bit_for_bit_and_promised_as_they_are_dealt(company: Company, checkpoint: Path) -> None:
