@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from penstock.planner.contract.decided.speculating import MOST_DRAFTS, Drafter
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.model.further.further_layer import feed
@@ -50,8 +50,9 @@ def open_chains(plan: Plan, target: PreTrainedModel, device: torch.device, draft
         return None
 
     def pass_s(tokens: int) -> float:
-        decisions = replace(plan.decisions, speculation=replace(decided, tokens=tokens, proposes=1.0))
-        return predict(plan.hardware, plan.model, plan.workload, decisions).decode_s_per_token
+        some = replace(decided, tokens=tokens, proposes=1.0)
+        each = [replace(decisions, speculation=some) for decisions in plan.ranks.decided(plan.decisions)]
+        return predict_ranks(plan.hardware, plan.model, plan.workload, each, plan.dealing).decode_s_per_token
 
     planned = [pass_s(tokens) for tokens in range(decided.tokens + 1)]
     known = Acceptance(decided.acceptance, at=decided.acceptance_at)
