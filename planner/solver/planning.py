@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
@@ -10,6 +11,7 @@ from penstock.planner.contract.checkpoint.left_out import FURTHER, left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import model_from, workload_from
 from penstock.planner.contract.config.resolve_hardware import hardware_from
+from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -20,7 +22,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit
-from penstock.planner.solver.drafts.draft_choice import drafter_asked
+from penstock.planner.solver.drafts.draft_choice import drafter_asked, without
 from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
@@ -37,18 +39,25 @@ def make_plan(cfg: SolveConfig) -> Plan:
     drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model, cfg.model.config)
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
-        dealt = answer_dealt(asked.question, (*format_notes(asked.question.model, cfg.model), *told))
-        dealt = speculating(dealt, cfg.speculate, asked.question.force.speculate_tokens, None, lambda _: dealt, asked.drafts)
+        formats = format_notes(asked.question.model, cfg.model)
+
+        def on_ranks_beside(taken: Mapping[Tier, int]) -> Plan:
+            both = taken.get(Tier.vram, 0), taken.get(Tier.dram, 0)
+            return answer_dealt(replace(asked.question, taken=both), (*formats, *told))
+
+        beside = None if drafter is not None and drafter.drafter is Drafter.mtp else drafter
+        dealt = on_ranks_beside({})
+        dealt = speculating(dealt, cfg.speculate, asked.question.force.speculate_tokens, beside, on_ranks_beside, asked.drafts)
         first = dealt.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
         return replace(dealt, notes=(*dealt.notes, *more))
 
-    def solved(hardware: HardwareProfile) -> Plan:
-        plan = answer(asked.question.on(hardware), told)
+    def solved(taken: Mapping[Tier, int]) -> Plan:
+        plan = answer(asked.question.on(without(asked.question.hardware, taken)), told)
         model = asked.hits.in_slots(plan.decisions.experts)
         return replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
 
-    plan = solved(asked.question.hardware)
+    plan = solved({})
     plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens, drafter, solved, asked.drafts)
     model = plan.model
     return replace(

@@ -21,8 +21,6 @@ from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
 _ALONE = ("expert_host",)
-_DRAFTS = (Speculate.none, Speculate.auto, Speculate.lookup)
-"""Without a model that drafts."""
 """Decisions of one rank alone yet."""
 
 
@@ -58,11 +56,8 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
     check_ranks(q.hardware, q.model, q.workload, count)
     if count == 1:
         return
-    if cfg.speculate not in _DRAFTS or cfg.draft is not None:
-        asked = f"draft={cfg.draft}" if cfg.speculate in _DRAFTS else f"speculate={cfg.speculate}"
-        raise UserError(
-            f"ranks={count}: {asked}: a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup without draft="
-        )
+    if cfg.speculate is Speculate.mtp:
+        raise UserError(f"ranks={count}: speculate=mtp: further heads read the hidden states of one rank alone yet; set ranks=1")
     for name in _ALONE:
         if q.force.given.get(name):
             raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")
@@ -87,9 +82,12 @@ def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
     decided: dict[int, Decisions] = {}
     for rank in sorted(range(q.ranks), key=lambda rank: rank != leader):
         asked = q.of_rank(rank)
-        kind = asked.model.units, asked.hardware.dram_bytes, asked.hardware.devices if q.hardware.others else None
+        own = asked.hardware
+        kind = asked.model.units, own.dram_bytes, own.vram_bytes, own.devices if q.hardware.others else None
         if kind not in found:
             force = q.force if rank == 0 else q.force.without("embedding")
+            if any(q.taken) and force.host_ffn is None:
+                force = force.but(host_ffn=0)  # the CPU's turns are priced for ranks that have as many of them
             if decided:
                 first = decided[leader]
                 shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens")}

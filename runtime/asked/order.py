@@ -162,9 +162,12 @@ def _of_several_ranks(plan: Plan, forced: Force, wanted: Speculation) -> Plan:
     """Its ranks decide together, so that nothing is forced of one of them."""
     if forced.given:
         raise UserError(f"force: the plan is for {plan.ranks.count} ranks, which decide together; force it in `planner solve`")
-    if wanted.model is not None:
-        raise UserError(f"draft: the plan is for {plan.ranks.count} ranks, and a model drafts beside one alone yet; set speculate=lookup")
-    others = tuple(replace(decisions, speculation=wanted) for decisions in plan.ranks.others)
+    if wanted.drafter is Drafter.mtp:
+        raise UserError(
+            f"speculate=mtp: the plan is for {plan.ranks.count} ranks, and further heads read the hidden states of one alone yet; set "
+            "speculate=lookup"
+        )
+    others = tuple(replace(decisions, speculation=wanted.beside) for decisions in plan.ranks.others)
     plan = replace(plan, decisions=replace(plan.decisions, speculation=wanted), ranks=replace(plan.ranks, others=others))
     for rank in range(plan.ranks.count):
         own = plan.of_rank(rank)

@@ -51,8 +51,8 @@ def open_chains(plan: Plan, target: PreTrainedModel, device: torch.device, draft
 
     def pass_s(tokens: int) -> float:
         some = replace(decided, tokens=tokens, proposes=1.0)
-        each = [replace(decisions, speculation=some) for decisions in plan.ranks.decided(plan.decisions)]
-        return predict_ranks(plan.hardware, plan.model, plan.workload, each, plan.dealing).decode_s_per_token
+        first, others = replace(plan.decisions, speculation=some), [replace(other, speculation=some.beside) for other in plan.ranks.others]
+        return predict_ranks(plan.hardware, plan.model, plan.workload, (first, *others), plan.dealing).decode_s_per_token
 
     planned = [pass_s(tokens) for tokens in range(decided.tokens + 1)]
     known = Acceptance(decided.acceptance, at=decided.acceptance_at)

@@ -168,7 +168,22 @@ def test_a_server_of_several_ranks_drafts_what_it_looks_up() -> None:
     assert made[0].drafter is Drafter.lookup and made[0].tokens and made[0] == made[1]
 
 
-@pytest.mark.parametrize("keys", [{"speculate": "self"}, {"speculate": "lookup", "draft": "small"}])
-def test_a_model_drafts_beside_one_rank_alone(keys: dict[str, str]) -> None:
-    with pytest.raises(penstock.UserError, match="ranks=2: .*a model drafts beside one rank alone yet; set ranks=1, or speculate=lookup"):
-        penstock.solve(ranks=2, **RANKS | keys)
+def test_a_model_drafts_beside_the_first_rank(tmp_path: Path) -> None:
+    """It alone has the model, so that it keeps fewer units, and all verify what is drafted."""
+    plan = penstock.solve(ranks=2, speculate="self", **RANKS | {"hardware.vram_bytes": 60 * 2**30, "force.host_ffn": 0})
+    first, second = plan.each_rank
+    assert first.drafter is not None and second.drafter is None and plan.drafter == first.drafter
+    kept = [rank.decisions.weights.vram.resident_units for rank in plan.each_rank]
+    assert kept[0].attn + kept[0].ffn < kept[1].attn + kept[1].ffn
+    assert first.decisions.speculation.tokens == second.decisions.speculation.tokens > 0
+    for rank in plan.each_rank:
+        assert rank.prediction.vram_bytes <= 60 * 2**30
+        assert not broken_rules(rank.hardware, rank.model, rank.workload, rank.decisions)
+    write_plan(plan, tmp_path / "plan.yaml")
+    again = read_plan(tmp_path / "plan.yaml")
+    assert (again.decisions, again.ranks) == (plan.decisions, plan.ranks)
+
+
+def test_further_heads_of_several_ranks_are_refused() -> None:
+    with pytest.raises(penstock.UserError, match="ranks=2: speculate=mtp: further heads read the hidden states of one rank alone yet"):
+        penstock.solve(ranks=2, speculate="mtp", **RANKS)

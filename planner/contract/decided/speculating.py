@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -76,6 +76,12 @@ class Speculation:
     """The same of the first, second, ... token of a chain, where runs found them to differ."""
     proposes: Annotated[float, Decision(Span(0.0, 1.0))] = 1.0
     """The share of passes in which the drafter has a proposal, of those in which it is asked."""
+
+    @property
+    def beside(self) -> Speculation:
+        """Of ranks beside the first one, which alone has a model that drafts: they verify as many tokens, and hold no
+        more than where nobody's weights draft."""
+        return self if self.model is None else replace(self, drafter=Drafter.lookup, model=None)
 
 
 def modelled(planned: Speculation, asked: Speculate | None, model: ModelSpec, target: ModelSpec) -> Speculation:

@@ -78,7 +78,10 @@ class Plan:
 
     @cached_property
     def drafter(self) -> Plan | None:
-        """Of the model that drafts, by itself: all of it stays where it computes. None where no model drafts."""
+        """Of the model that drafts, by itself: all of it stays where it computes, of several ranks with the first one. None where no model
+        drafts."""
+        if self.ranks.count > 1:
+            return self.of_rank(0).drafter
         model = self.decisions.speculation.model
         if model is None:
             return None

@@ -24,8 +24,9 @@ def ranks_mapping(ranks: Ranks, first: Decisions) -> dict[str, Any] | None:
     if ranks.count == 1:
         return None
     alike: dict[Decisions, list[int]] = {}
+    usual = replace(first, speculation=first.speculation.beside)
     for rank, decisions in enumerate(ranks.others, 1):
-        if decisions != first:
+        if decisions != usual:
             alike.setdefault(decisions, []).append(rank)
     others = {
         spans(of): {name: getattr(decisions, name) for name in _SECTIONS if getattr(decisions, name) != getattr(first, name)}
@@ -48,7 +49,8 @@ def ranks_from(data: Any, first: Decisions, layers: int) -> Ranks:
     count = convert(int, data["count"], "ranks.count")
     if not 1 <= count <= MOST_RANKS:
         raise UserError(f"ranks.count={count}: must be 1 to {MOST_RANKS}")
-    decided = [first] * (count - 1)
+    usual = replace(first, speculation=first.speculation.beside)
+    decided = [usual] * (count - 1)
     others = data.get("others") or {}
     if not isinstance(others, Mapping):
         raise UserError("ranks.others: must be a mapping of ranks, such as 1-3, to what they decide")
@@ -64,7 +66,7 @@ def ranks_from(data: Any, first: Decisions, layers: int) -> Ranks:
             for name, value in changes.items()
         }
         for rank in numbers:
-            decided[rank - 1] = replace(first, **built)
+            decided[rank - 1] = replace(usual, **built)
     share = convert(ExpertShare, data.get("share", "whole"), "ranks.share")
     return Ranks(count, tuple(decided), _layers_from(data.get("layers"), count, layers), share)
 

@@ -27,8 +27,8 @@ from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_
 from penstock.planner.contract.prices.sizes import recorded_bytes
 from penstock.planner.contract.published.model_source import further_heads_of
 
-Solve = Callable[[HardwareProfile], Plan]
-"""The same question on another machine."""
+Solve = Callable[[Mapping[Tier, int]], Plan]
+"""The same question where so many bytes of VRAM and DRAM are taken; of several ranks, the first one's."""
 COPY = "INT4-128"
 """Format of `runtime pack format=int4`."""
 
@@ -64,8 +64,9 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
     made = plan
     while True:
         decisions = replace(made.decisions, speculation=replace(drafter, tokens=drafter.tokens or MOST_DRAFTS))
-        needed = drafter_bytes(plan.hardware, made.model, plan.workload, decisions)
-        needed[Tier.vram] += recorded_bytes(made.model, shapes_wanted(plan.hardware, made.model, decisions))
+        hardware, model = plan.of_rank(0).hardware, made.of_rank(0).model
+        needed = drafter_bytes(hardware, model, plan.workload, decisions)
+        needed[Tier.vram] += recorded_bytes(model, shapes_wanted(hardware, model, decisions))
         if taken and all(needed[tier] <= taken[tier] for tier in needed):
             return drafted(replace(made, hardware=plan.hardware), drafter)
         taken = {tier: max(n, taken.get(tier, 0)) for tier, n in needed.items()}
@@ -80,29 +81,36 @@ def with_room(plan: Plan, solve: Solve) -> Plan:
     if plan.ranks.count > 1 or plan.decisions.speculation.model is not None or recorded_shapes(*asked) == wanted:
         return plan
     try:
-        made = solve(replace(plan.hardware, vram_bytes=plan.hardware.vram_bytes - recorded_bytes(plan.model, wanted)))
+        made = solve({Tier.vram: recorded_bytes(plan.model, wanted)})
     except UserError:
         return plan
     return drafted(replace(made, hardware=plan.hardware, notes=plan.notes), plan.decisions.speculation)
 
 
+def without(hardware: HardwareProfile, taken: Mapping[Tier, int]) -> HardwareProfile:
+    """What is left of a machine of which so many bytes are taken."""
+    vram, dram = taken.get(Tier.vram, 0), taken.get(Tier.dram, 0)
+    return replace(hardware, vram_bytes=hardware.vram_bytes - vram, dram_bytes=hardware.dram_bytes - dram)
+
+
 def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Solve) -> Plan:
-    hardware, model = plan.hardware, drafter.model
+    hardware, model = plan.of_rank(0).hardware, drafter.model
     assert model is not None
     words = f"{show_bytes(taken[Tier.vram])} of VRAM" if hardware.gpu else f"{show_bytes(taken[Tier.dram])} of DRAM"
-    left = replace(hardware, vram_bytes=hardware.vram_bytes - taken[Tier.vram], dram_bytes=hardware.dram_bytes - taken[Tier.dram])
+    left = without(hardware, taken)
     refused = f"speculate={drafter.drafter}: {model.name} takes {words}, and what it leaves holds no plan of {plan.model.name}"
     remedy = "choose a smaller drafter, or speculate=lookup"
     if min(left.dram_bytes, left.vram_bytes if hardware.gpu else 1) <= 0:
         raise UserError(f"{refused}; {remedy}")
     try:
-        return solve(left)
+        return solve(taken)
     except UserError as error:
         raise UserError(f"{refused} ({str(error).partition(';')[0]}); {remedy}") from error
 
 
 def drafted(plan: Plan, speculation: Speculation) -> Plan:
     """``plan`` with ``speculation``, of all its ranks, predicted anew."""
-    first, *others = (replace(decisions, speculation=speculation) for decisions in plan.ranks.decided(plan.decisions))
+    first = replace(plan.decisions, speculation=speculation)
+    others = [replace(decisions, speculation=speculation.beside) for decisions in plan.ranks.others]
     predicted = predict_ranks(plan.hardware, plan.model, plan.workload, (first, *others), plan.dealing)
     return replace(plan, decisions=first, ranks=replace(plan.ranks, others=tuple(others)), prediction=predicted)

@@ -18,6 +18,7 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Card
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
+from penstock.planner.solver.drafts.draft_choice import drafted
 from penstock.planner.solver.layer_counts import with_counts
 from penstock.planner.solver.terms.problem import Question
 from penstock.runtime.asked.foreseen import for_requests
@@ -198,6 +199,20 @@ def test_ranks_verify_what_was_looked_up(dealt: int, company: Company, tmp_path:
     with opened(dealt_plan(checkpoint, drafting, dealt), checkpoint, company) as session:
         got, chains = said(session, case, 24), session.chains
     assert got == want and chains is not None and chains.facts()["drafted"] > 3
+
+
+def test_a_model_beside_rank_0_drafts_for_all(company: Company, tmp_path: Path) -> None:
+    """Its own copy, which is right but for ties."""
+    checkpoint = save_tiny(tmp_path / "model", layers=4)
+    made, case = decisions(pages=32), Case(2)
+    with opened(dealt_plan(checkpoint, made, 1), checkpoint, None) as alone:
+        want = said(alone, case, 24)
+    plan = drafted(dealt_plan(checkpoint, made, 2), Speculation(Drafter.self, 4, 0.8, spec_from_checkpoint(checkpoint)))
+    with opened(plan, checkpoint, company) as session:
+        got, chains = said(session, case, 24), session.chains
+    assert got == want and chains is not None
+    facts = chains.facts()
+    assert facts["drafter"] == Drafter.self and int(str(facts["kept"])) > 0, "chains are as long as pays on this machine"
 
 
 def said(session: Session, case: Case, tokens: int) -> list[list[int]]:
