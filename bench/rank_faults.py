@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class Faults:
 
         return self._run(case, nullcontext(), lose)
 
-    def _run(self, case: str, beside: AbstractContextManager[None], lose: object) -> Iterator[Row]:
+    def _run(self, case: str, beside: AbstractContextManager[None], lose: Callable[[psutil.Process], None] | None) -> Iterator[Row]:
         before = _used_mib(self.cards)
         with beside:
             begun = time.monotonic()
@@ -89,7 +89,7 @@ class Faults:
             )
             family = [psutil.Process(run.pid)]
             try:
-                if callable(lose):
+                if lose is not None:
                     time.sleep(self.after_s)
                     if run.poll() is not None:
                         raise SystemExit(f"{case}: the run ended before; its last words: {run.communicate()[1][-500:]}")

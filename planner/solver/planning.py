@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
@@ -11,7 +10,6 @@ from penstock.planner.contract.checkpoint.left_out import FURTHER, left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import model_from, workload_from
 from penstock.planner.contract.config.resolve_hardware import hardware_from
-from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -22,7 +20,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit
-from penstock.planner.solver.drafts.draft_choice import drafter_asked, without
+from penstock.planner.solver.drafts.draft_choice import drafter_asked
 from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
@@ -41,23 +39,21 @@ def make_plan(cfg: SolveConfig) -> Plan:
     if asked.question.ranks > 1:
         formats = format_notes(asked.question.model, cfg.model)
 
-        def on_ranks_beside(taken: Mapping[Tier, int]) -> Plan:
-            both = taken.get(Tier.vram, 0), taken.get(Tier.dram, 0)
-            return answer_dealt(replace(asked.question, taken=both), (*formats, *told))
+        def dealt_beside(vram_bytes: int, dram_bytes: int) -> Plan:
+            return answer_dealt(replace(asked.question, taken=(vram_bytes, dram_bytes)), (*formats, *told))
 
         beside = None if drafter is not None and drafter.drafter is Drafter.mtp else drafter
-        dealt = on_ranks_beside({})
-        dealt = speculating(dealt, cfg.speculate, asked.question.force.speculate_tokens, beside, on_ranks_beside, asked.drafts)
+        dealt = speculating(dealt_beside(0, 0), cfg.speculate, asked.question.force.speculate_tokens, beside, dealt_beside, asked.drafts)
         first = dealt.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
         return replace(dealt, notes=(*dealt.notes, *more))
 
-    def solved(taken: Mapping[Tier, int]) -> Plan:
-        plan = answer(asked.question.on(without(asked.question.hardware, taken)), told)
+    def solved(vram_bytes: int, dram_bytes: int) -> Plan:
+        plan = answer(asked.question.on(asked.question.hardware.less(vram_bytes, dram_bytes)), told)
         model = asked.hits.in_slots(plan.decisions.experts)
         return replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
 
-    plan = solved({})
+    plan = solved(0, 0)
     plan = speculating(plan, cfg.speculate, asked.question.force.speculate_tokens, drafter, solved, asked.drafts)
     model = plan.model
     return replace(

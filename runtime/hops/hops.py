@@ -22,7 +22,7 @@ from penstock.runtime.memory.vram_handles import VramHandles
 
 _TRIED = 16 << 10
 """Bytes of a hop that warms a pair up."""
-_SAID = 1024
+_SAID = 4096
 """Bytes in which a rank says what the others need of its card."""
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from penstock.runtime.hops.hop import HopMeter
+from penstock.runtime.hops.kept_words import KeptWords
 from penstock.runtime.hops.peer_hop import ROUND, Channel, Incoming, Lane, Outgoing, PeerHop
 from penstock.runtime.hops.peer_places import ONCE, ROUND_TRIP, Key, PeerPlaces
 from penstock.runtime.hops.shared_memory import Shared, SharedMemory
 from penstock.runtime.memory.arena import PageLock
 
-_AGAIN_S = 1e-4
-"""From one look after a card that waits for ranks that are gone to the next one."""
 _SAID = 200
 """Characters in which a rank says why it cannot."""
 Exchange = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
@@ -52,8 +50,7 @@ class PeerWays:
         self._words: SharedMemory | None = None
         self._outgoing: dict[Key, Outgoing] = {}
         self._incoming: dict[Key, Incoming] = {}
-        self._over = threading.Event()
-        self._looking: threading.Thread | None = None
+        self._kept = KeptWords(self._keep)
         own: dict[str, Any] = {"why": None}
         try:
             address, handle = handles.take(places.vram_bytes(rank))
@@ -112,20 +109,17 @@ class PeerWays:
 
     def let_go(self) -> None:
         """Others are gone: have this rank's card go on, whatever it waits for, until :meth:`close`. What comes means nothing."""
-        if self._words is None or self._looking is not None:
-            return
+        if self._words is not None:
+            self._kept.start()
+
+    def _keep(self) -> None:
+        """All has been sent, and all was taken, that lanes of this rank wait for."""
+        assert self._words is not None, "words are there as long as they are kept"
         words = self._words.bytes.view(torch.int32)
-        base = {key: [begin // 4 for begin in self._places.words(key)] for key in self._places.channels}
-
-        def look() -> None:
-            while not self._over.wait(_AGAIN_S):
-                for key, incoming in self._incoming.items():
-                    words[base[key][0]] = _signed(incoming.pieces)
-                for key, outgoing in self._outgoing.items():
-                    words[base[key][1]] = _signed(outgoing.pieces)
-
-        self._looking = threading.Thread(target=look, name="penstock-peers", daemon=True)
-        self._looking.start()
+        for key, incoming in self._incoming.items():
+            words[self._places.words(key)[0] // 4] = _signed(incoming.pieces)
+        for key, outgoing in self._outgoing.items():
+            words[self._places.words(key)[1] // 4] = _signed(outgoing.pieces)
 
     def close(self, broken: bool = False) -> None:
         """Give all back. ``broken``: another rank is gone. A second call does nothing."""
@@ -137,9 +131,7 @@ class PeerWays:
         self._handles.leave()
         if not broken:
             self._exchange({})
-        self._over.set()
-        if self._looking is not None:
-            self._looking.join()
+        self._kept.close()
         self._give_back()
 
     def _close_lanes(self) -> None:

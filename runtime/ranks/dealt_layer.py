@@ -13,7 +13,7 @@ from penstock.runtime.ranks.pass_parts import PassParts
 
 
 class Ways(Protocol):
-    """The hops of one rank: ``hops.hop.Hops`` fits."""
+    """The hops of one rank: ``hops.hops.Hops`` fits."""
 
     def before(self, peer: int) -> Hop: ...
     def behind(self, peer: int) -> Hop: ...
@@ -45,12 +45,12 @@ class DealtLayer:
         parts, tokens = self._parts(), hidden.shape[1]
         bounds = [(0, tokens)] if parts is None else parts.bounds
         turns = iter([None]) if parts is None else parts.turns()
-        made = []
+        made, every = [], {name: value for name, value in kwargs.items() if name != "hidden_states"}
         for (first, end), own, _ in zip(bounds, self._inputs(hidden, bounds), turns, strict=True):
-            rest, named = list(args[1:]), {name: value for name, value in kwargs.items() if name != "hidden_states"}
+            rest, named = args[1:], every
             if parts is not None and end - first < tokens:
-                rest = [parts.cut(value, first, end, tokens) for value in rest]
-                named = {name: parts.cut(value, first, end, tokens) for name, value in named.items()}
+                rest = tuple(parts.cut(value, first, end, tokens) for value in rest)
+                named = {name: parts.cut(value, first, end, tokens) for name, value in every.items()}
             made.append(self.inner(own, *rest, **named))
             if self._behind is not None:
                 self._ways().behind(self._behind).send(hidden_of(made[-1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,12 +12,10 @@ import torch
 
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.hops.hop import HopMeter
+from penstock.runtime.hops.kept_words import KeptWords
 from penstock.runtime.hops.shared_memory import Shared, SharedMemory
 from penstock.runtime.hops.word_ways import EMPTY, FULL, Flags, HopPlaces, WordWays
 from penstock.runtime.ranks.dealt_layer import Ways
-
-_AGAIN_S = 1e-4
-"""From one look after a card that waits for ranks that are gone to the next one."""
 
 
 class Told(Protocol):
@@ -70,8 +67,7 @@ class SharedSteps:
         self._memory: SharedMemory | None = None
         self._seen = torch.empty(0)
         self._places = HopPlaces(count, 0)
-        self._over = threading.Event()
-        self._looking: threading.Thread | None = None
+        self._kept = KeptWords(self._keep)
 
     @property
     def leads(self) -> bool:
@@ -134,24 +130,20 @@ class SharedSteps:
 
     def let_go(self) -> None:
         """Others are gone: have this rank's card go on, whatever it waits for, until :meth:`close`. What it computes means nothing."""
-        if self._memory is None or self._looking is not None:
-            return
+        if self._memory is not None:
+            self._kept.start()
+
+    def _keep(self) -> None:
+        """What others send is there, and what this one sends is gone."""
+        assert self._memory is not None, "words are there as long as they are kept"
         own, words = self._company.rank, self._memory.bytes.view(torch.int32)
-        full = [self._places.word(peer, own) // 4 for peer in range(self._count) if peer != own]
-        empty = [self._places.word(own, peer) // 4 for peer in range(self._count) if peer != own]
-
-        def look() -> None:
-            while not self._over.wait(_AGAIN_S):
-                words[full], words[empty] = FULL, EMPTY
-
-        self._looking = threading.Thread(target=look, name="penstock-words", daemon=True)
-        self._looking.start()
+        for peer in range(self._count):
+            if peer != own:
+                words[self._places.word(peer, own) // 4], words[self._places.word(own, peer) // 4] = FULL, EMPTY
 
     def close(self) -> None:
         """Nothing that was recorded is launched any more. A second call does nothing."""
-        self._over.set()
-        if self._looking is not None:
-            self._looking.join()
+        self._kept.close()
         self._seen = torch.empty(0)
         if self._memory is not None:
             with contextlib.suppress(OSError):

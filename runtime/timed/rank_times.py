@@ -163,7 +163,7 @@ class TorchCard:
         free = torch.cuda.mem_get_info(self.device)[0] if self.cuda else 0
         self._hops = Hops(meeting.rank, ways, self.device, dist.new_group(backend="gloo"))
         taken = free - torch.cuda.mem_get_info(self.device)[0] if self.cuda else 0
-        return {"by": self._hops.facts()["by"], "vram_bytes": taken}
+        return {"by": self._hops.by, "vram_bytes": taken}
 
     def leave(self) -> None:
         """Give the ways to the others back, all at the same time."""

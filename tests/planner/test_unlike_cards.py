@@ -59,6 +59,10 @@ CASES = {
 }
 
 
+WHOLE = 0.055
+"""Of a prompt as a whole, whose copies and computing take about as long; which of whole and parts is chosen is 0.3 % of all seconds."""
+
+
 @pytest.mark.parametrize(("hardware", "whole", "asked"), CASES.values(), ids=CASES)
 def test_chosen_layers_are_faster_than_even_ones_and_take_what_is_promised(hardware, whole, asked) -> None:
     even = Question(hardware, whole, asked, ranks=hardware.cards)
@@ -67,7 +71,7 @@ def test_chosen_layers_are_faster_than_even_ones_and_take_what_is_promised(hardw
     assert sum(plan.dealing.counts) == whole.layers and not plan.dealing.is_even
     assert plan.prediction.total_s < alike.prediction.total_s
     assert all(broken_rules(r.hardware, r.model, r.workload, r.decisions) == [] for r in plan.each_rank)
-    as_promised(plan, 0.06, 0.03)  # of a short prompt as a whole, copying and computing take about as long: docs/ranks.md
+    as_promised(plan, 0.05 if plan.decisions.prefill_part_tokens else WHOLE, 0.03)
 
 
 @given(st.floats(0.4, 4), st.floats(0.4, 3), st.sampled_from([600 * MB, 1200 * MB, 2 * GB]), st.integers(5, 14))

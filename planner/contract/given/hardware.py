@@ -140,6 +140,10 @@ class HardwareProfile:
         """What the links of the first so many cards carry to them, each alone, added up."""
         return math.fsum(self.card(number).gpu.h2d.peak for number in range(cards))
 
+    def less(self, vram_bytes: int, dram_bytes: int) -> HardwareProfile:
+        """What is left where something else has so many bytes."""
+        return replace(self, vram_bytes=self.vram_bytes - vram_bytes, dram_bytes=self.dram_bytes - dram_bytes)
+
     def read_long(self) -> HardwareProfile:
         """The same with no read faster than the drive's long rate."""
         if not self.ssd_long_gbps:

@@ -19,7 +19,6 @@ from penstock.planner.contract.decided.speculating import (
     modelled,
 )
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
-from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
@@ -27,8 +26,8 @@ from penstock.planner.contract.prices.memory_law import drafter_bytes, recorded_
 from penstock.planner.contract.prices.sizes import recorded_bytes
 from penstock.planner.contract.published.model_source import further_heads_of
 
-Solve = Callable[[Mapping[Tier, int]], Plan]
-"""The same question where so many bytes of VRAM and DRAM are taken; of several ranks, the first one's."""
+Solve = Callable[[int, int], Plan]
+"""The same question where so many bytes of VRAM and of DRAM are taken; of several ranks, the first one's."""
 COPY = "INT4-128"
 """Format of `runtime pack format=int4`."""
 
@@ -81,29 +80,23 @@ def with_room(plan: Plan, solve: Solve) -> Plan:
     if plan.ranks.count > 1 or plan.decisions.speculation.model is not None or recorded_shapes(*asked) == wanted:
         return plan
     try:
-        made = solve({Tier.vram: recorded_bytes(plan.model, wanted)})
+        made = solve(recorded_bytes(plan.model, wanted), 0)
     except UserError:
         return plan
     return drafted(replace(made, hardware=plan.hardware, notes=plan.notes), plan.decisions.speculation)
-
-
-def without(hardware: HardwareProfile, taken: Mapping[Tier, int]) -> HardwareProfile:
-    """What is left of a machine of which so many bytes are taken."""
-    vram, dram = taken.get(Tier.vram, 0), taken.get(Tier.dram, 0)
-    return replace(hardware, vram_bytes=hardware.vram_bytes - vram, dram_bytes=hardware.dram_bytes - dram)
 
 
 def _solved(plan: Plan, drafter: Speculation, taken: dict[Tier, int], solve: Solve) -> Plan:
     hardware, model = plan.of_rank(0).hardware, drafter.model
     assert model is not None
     words = f"{show_bytes(taken[Tier.vram])} of VRAM" if hardware.gpu else f"{show_bytes(taken[Tier.dram])} of DRAM"
-    left = without(hardware, taken)
+    left = hardware.less(taken[Tier.vram], taken[Tier.dram])
     refused = f"speculate={drafter.drafter}: {model.name} takes {words}, and what it leaves holds no plan of {plan.model.name}"
     remedy = "choose a smaller drafter, or speculate=lookup"
     if min(left.dram_bytes, left.vram_bytes if hardware.gpu else 1) <= 0:
         raise UserError(f"{refused}; {remedy}")
     try:
-        return solve(taken)
+        return solve(taken[Tier.vram], taken[Tier.dram])
     except UserError as error:
         raise UserError(f"{refused} ({str(error).partition(';')[0]}); {remedy}") from error
 

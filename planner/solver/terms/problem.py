@@ -44,7 +44,7 @@ class Question:
     share: ExpertShare = ExpertShare.whole
     """Of routed experts, where there are several ranks."""
     taken: tuple[int, int] = (0, 0)
-    """Bytes of VRAM and of DRAM that something beside the model has; of several ranks, with the first one."""
+    """Bytes of VRAM and of DRAM that something beside the model has with the first of several ranks."""
 
     @property
     def dealing(self) -> Dealing:
@@ -62,9 +62,8 @@ class Question:
             return self
         share = host_shares(self.hardware, self.model, self.dealing)[rank]
         hardware = share_of_rank(self.hardware, self.ranks, rank, share)
-        if rank == 0 and any(self.taken):
-            vram, dram = self.taken
-            hardware = replace(hardware, vram_bytes=hardware.vram_bytes - vram, dram_bytes=hardware.dram_bytes - dram)
+        if rank == 0:
+            hardware = hardware.less(*self.taken)
         return replace(self, hardware=hardware, model=model_of_rank(self.model, self.dealing, rank), ranks=1, layers=(), taken=(0, 0))
 
     def on(self, hardware: HardwareProfile) -> Question:
