@@ -53,7 +53,7 @@ class SimulatedEngine:
         self.record = Record(options.keep_spans)
         booked = self.record.booked if options.keep_spans else None
         seat = (among.clock, among.host, gpu.h2d.peak if gpu else 0.0) if among else ()
-        self.lanes = Lanes(bus_shares(machine, plan.decisions), beside_shares(machine), booked, *seat)
+        self.lanes = Lanes(bus_shares(machine, plan.model, plan.decisions), beside_shares(machine), booked, *seat)
         self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
         self._launched_feed = open_feed(placement, gpu, options.wrap_around, experts is not None, self._dram, self.lanes, self.record)
         self._host_ns = host_units(plan)

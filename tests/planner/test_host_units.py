@@ -13,6 +13,7 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
@@ -191,6 +192,17 @@ def test_explain_says_what_more_channels_and_cores_give_where_the_cpu_computes()
     assert (channels.dram_bus_gbps, channels.host.peak_gbps, channels.host.beside_h2d) == (240.0, 152.0, 1.0)
     assert optimum(q.on(channels)).decode_s < base.decode_s * 0.75
     assert found["cores"].host.peak_gbps == 120.0
+
+
+def test_the_bus_carries_what_the_cpu_reads_of_the_models_own_format():
+    """Another format's product is three times as fast: beside that one, copies would have a third of this bus."""
+    int4 = KNOWN_FORMATS["INT4-128"]
+    h = beside(replace(RATES, products={"BF16": Curve(((1, 120.0),)), int4.name: Curve(((1, 40.0),))}, h2d_beside=1.0), dram_bus_gbps=100.0)
+    m, w = replace(model(16, 480 * MB), ffn_activation="silu").stored_as(int4), work(new_tokens=16)
+    made = solve(h, m, w, Force(host_ffn=5))
+    plan = Plan(h, m, w, made, predict(h, m, w, made))
+    simulated = Told(Simulation(plan).run()).figures["decode_s_per_token"]
+    assert plan.prediction.decode_s_per_token == pytest.approx(simulated, rel=0.06)
 
 
 def test_simulated_steps_have_a_lane_for_the_cpu_and_prompts_have_none():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.planner.contract.given.curve import Curve
@@ -40,6 +40,10 @@ class HostRates:
     def peak_gbps(self) -> float:
         """Of the fastest format."""
         return max((curve.peak for curve in self.products.values()), default=0.0)
+
+    def peak_of(self, stored: Iterable[Format]) -> float:
+        """The same of the fastest of these; 0 where none has a product."""
+        return max((curve.peak for one in stored if (curve := self.curve(one))), default=0.0)
 
     def most_rows(self, stored: Format) -> int:
         """The most rows whose product was timed; 0 where the format has none."""

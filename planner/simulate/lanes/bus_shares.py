@@ -6,11 +6,13 @@ from penstock.planner.common.measures import GB
 from penstock.planner.common.timeline.spans import CPU, D2H, H2D, SSD
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 
-def bus_shares(hardware: HardwareProfile, decisions: Decisions) -> dict[str, float]:
-    """Link -> the share of the host's memory bus that it takes at full speed.
+def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> dict[str, float]:
+    """Link -> the share of the host's memory bus that it takes at full speed; the CPU's product is that with ``model``'s FFNs or experts.
 
     Without a GPU the CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the
     same bus.
@@ -20,7 +22,8 @@ def bus_shares(hardware: HardwareProfile, decisions: Decisions) -> dict[str, flo
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
-        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_gbps
+        computed = (unit.format for kind in (UnitKind.ffn, UnitKind.expert) for unit in model.of_kind(kind))
+        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_of(computed)
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 
