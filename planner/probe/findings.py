@@ -80,6 +80,10 @@ class Findings:
         """The tables by name, none where they were not measured."""
         return dict(self._values.get(path, {}))
 
+    def counts(self, path: str) -> dict[str, int]:
+        """The counts by name, none where they were not measured."""
+        return dict(self._values.get(path, {}))
+
     def rows(self, path: str) -> list[list[float]]:
         """The table, without rows where it was not measured."""
         return list(self._values.get(path, []))

@@ -315,8 +315,9 @@ def _host(found: Findings) -> HostConfig | None:
     """None where the CPU's products were not measured."""
     if not found.number("host.threads"):
         return None
-    rates = (found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", "attention_gbps"))
-    return HostConfig(int(found.number("host.threads")), found.tables("host.products"), HostConfig.hop_s, *rates)
+    rates = {name: found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", "attention_gbps")}
+    threads = int(found.number("host.threads"))
+    return HostConfig(threads, found.tables("host.products"), format_threads=found.counts("host.format_threads"), **rates)
 
 
 def _links(found: Findings) -> LinksConfig | None:

@@ -48,7 +48,8 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         return rows + _hops(config.links)
     if (host := config.host) is not None:
         products = "\n".join(_products(name, rates) for name, rates in host.products.items())
-        rows += [("host.threads", str(host.threads)), ("host.products", products)]
+        others = ", ".join(f"{count} for {name}" for name, count in host.format_threads.items())
+        rows += [("host.threads", "; ".join(filter(None, [str(host.threads), others]))), ("host.products", products)]
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
         rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
     if config.devices is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
-PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps")
+PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps", "host.format_threads")
 HOPS = ("links.hop_s", "links.p2p_gbps")
 LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s", "links.vram_bytes")
 HOP_WAYS = {"copies": "copies from GPU to GPU", "NCCL": "NCCL send and receive", "gloo": "gloo send and receive"}
@@ -44,6 +44,7 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
+    yield Figure("host.format_threads", told["format_threads"], "threads of formats whose FFNs are as much faster beside copies by more")
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 

@@ -80,7 +80,8 @@ def open_session(
         mark("skeleton")
         kept = None
         if plan.hardware.host is not None:
-            options = replace(options, host_threads=plan.hardware.host.threads, schedules=schedules_of(whole))
+            threads = plan.hardware.host.threads_of(plan.model.ffn_formats)
+            options = replace(options, host_threads=threads, schedules=schedules_of(whole))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         if reuse is not None:
             options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))
@@ -128,7 +129,8 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
     decided, ssd = plan.decisions, plan.decisions.weights.ssd
     share, split = None, host_split(plan.hardware, plan.model, decided.experts, decided.batch)
     if split is not None and plan.hardware.host is not None:
-        share = CpuShare(split, plan.hardware.host.threads, decided.batch, plan.model.hidden, options.tell)
+        threads = plan.hardware.host.threads_of(plan.model.ffn_formats)
+        share = CpuShare(split, threads, decided.batch, plan.model.hidden, options.tell)
     experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)

@@ -3,9 +3,10 @@
     python -m penstock.runtime.timed.host_product_times cores=16 [seconds=4] [gpu=0]
 
 Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
-the share of these that is left beside copies, and ``h2d_beside``, the share that is left of the copies; ``attention_gbps``, K and V that
-attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of
-each format its own bytes at random took longer than all that is measured.
+the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and ``format_threads``, format ->
+threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB
+of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of each format its own bytes at random took longer than all that is
+measured.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
+from functools import partial
 from itertools import cycle
 from statistics import median
+from typing import Protocol
 
 import torch
 
@@ -47,6 +50,8 @@ ATTENDED = 16, 8192
 """Sequences, and tokens of each, whose attention is timed."""
 LEAST = 3
 """Products that are timed at least."""
+PAYS = 1.03
+"""Times as many bytes a second, of CPU and link together, from which on a format has threads of its own."""
 
 
 def units_of(name: str, stretch: Stretch) -> list[HostFfn]:
@@ -75,7 +80,14 @@ def plain_units() -> list[HostFfn]:
     return units_of(PLAIN, Stretch(ROTATED_BYTES, torch.randn(DRAWN).to(torch.bfloat16).view(torch.uint8)))
 
 
-class Copies:
+class Copying(AbstractContextManager["Copying"], Protocol):
+    """Copies to a card go on inside."""
+
+    def gbps_within(self, start: float, end: float) -> float:
+        """GB/s between two readings of ``time.perf_counter``."""
+
+
+class Copies(Copying):
     """Page-locked memory to a card over and over, on a stream of its own, while the ``with`` block runs."""
 
     def __init__(self, device: torch.device):
@@ -183,21 +195,40 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
                 begun = time.perf_counter()
                 beside = unit_gbps(pool, plain, 1, seconds / 8)
                 tried.append((beside + copies.gbps_within(begun, time.perf_counter()), -count, beside / alone, beside))
-    together, threads, share, beside = max(tried)
-    yield "threads", -threads
+    together, fewer, share, beside = max(tried)
+    yield "threads", (threads := -fewer)
     if device is not None:
         yield "beside_h2d", min(1.0, share)
         yield "h2d_beside", min(1.0, (together - beside) / link)
-    with closing(HostPool(-threads)) as pool:
+    with closing(HostPool(threads)) as pool:
         products = {PLAIN: by_rows(pool, plain, seconds)}
         del plain
         yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
-        stretch = Stretch(ROTATED_BYTES)
-        end = time.perf_counter() + PATIENCE * seconds
-        for name in samples(MATRIX_ROWS):
-            if time.perf_counter() < end and (units := units_of(name, stretch)):
+    stretch, of_their_own = Stretch(ROTATED_BYTES), dict[str, int]()
+    end = time.perf_counter() + PATIENCE * seconds
+    for name in samples(MATRIX_ROWS):
+        if time.perf_counter() < end and (units := units_of(name, stretch)):
+            wanted = threads if device is None else wanted_threads(units, threads, most, seconds / 32, partial(Copies, device))
+            if wanted != threads:
+                of_their_own[name] = wanted
+            with closing(HostPool(wanted)) as pool:
                 products[name] = by_rows(pool, units, seconds)
     yield "products", products
+    yield "format_threads", of_their_own
+
+
+def wanted_threads(units: Sequence[HostFfn], usual: int, most: int, seconds: float, copies: Callable[[], Copying]) -> int:
+    """Threads by which ``units`` of one row and the link move most together: ``usual``, or ``most`` where these pay. A bus that is full has
+    nothing more for them; decoding in a few bits does not fill it."""
+    if usual == most:
+        return usual
+    moved = {}
+    for count in (usual, most):
+        with closing(HostPool(count)) as pool, copies() as copied:
+            begun = time.perf_counter()
+            gbps = unit_gbps(pool, units, 1, seconds)
+            moved[count] = gbps + copied.gbps_within(begun, time.perf_counter())
+    return most if moved[most] > PAYS * moved[usual] else usual
 
 
 def by_rows(pool: HostPool, units: Sequence[HostFfn], seconds: float) -> list[list[float]]:

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.probe import runtime_rates
@@ -14,7 +15,7 @@ from penstock.planner.probe.profile_table import _figures
 from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
-TOLD |= {"attention_gbps": 66.0}
+TOLD |= {"attention_gbps": 66.0, "format_threads": {"INT4-128": 14}}
 
 
 def answering(monkeypatch, told, code=0, stderr=""):
@@ -44,9 +45,20 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
         16,
         66.0,
     )
-    assert hardware_mapping(hardware_from(cfg))["host"]["products"] == TOLD["products"]
+    mapped = hardware_mapping(hardware_from(cfg))["host"]
+    assert mapped["products"] == TOLD["products"] and mapped["format_threads"] == TOLD["format_threads"]
+    plain, int4, gptq = (KNOWN_FORMATS[name] for name in ("BF16", "INT4-64", "GPTQ4-128"))
+    assert [made.threads_of(one) for one in ([plain], [int4], [plain, int4], [gptq], [])] == [12, 14, 14, 12, 12]
+    cfg.host.format_threads = {"INT4-128": 0}
+    with pytest.raises(UserError, match="hardware.host.format_threads.INT4-128=0: must be 1 or more; `planner probe` finds"):
+        hardware_from(cfg)
+    cfg.host.format_threads = {"INT5": 4}
+    with pytest.raises(UserError, match="hardware.host.format_threads.INT5"):
+        hardware_from(cfg)
+    cfg.host = _host(found)
     shown = dict(_figures(cfg))
     assert shown["host.products"].splitlines()[0] == "BF16 70.0 GB/s of 1 row, 60.0 GB/s of 16 rows" and shown["host.beside_h2d"] == "80%"
+    assert shown["host.threads"] == "12; 14 for INT4-128"
 
 
 def test_without_compiled_products_the_profile_says_why_and_the_card_computes_everything(monkeypatch):

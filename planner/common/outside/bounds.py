@@ -47,6 +47,8 @@ RATE_IF_MEASURED = Bounds(1e-6, 1e9, or_zero=True, zero="0 or more")
 SHARE = Bounds(1e-3, 1, zero="above 0")
 SECONDS = Bounds(0, 1e6)
 SOME_SECONDS = Bounds(1e-12, 1e6, zero="above 0")
+CORES = Bounds(1, 2**20)
+"""And threads."""
 TOKENS = Bounds(1, 2**31)
 TOKENS_OR_NONE = Bounds(0, 2**31)
 MOST_LAYERS, MOST_EXPERTS, MOST_DEPTH = 10_000, 2**15, 4096

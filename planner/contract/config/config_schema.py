@@ -14,6 +14,7 @@ from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.outside.bounds import (
+    CORES,
     COUNT_BYTES,
     MOST_EXPERTS,
     MOST_LAYERS,
@@ -59,7 +60,7 @@ class DramConfig:
 
 @dataclass
 class CpuConfig:
-    cores: Annotated[int, Bounds(1, 2**20)] = MISSING
+    cores: Annotated[int, CORES] = MISSING
     """Cores that may be used."""
     threads: Annotated[int, Bounds(0, 2**20)] = 0
     """Threads that multiply fastest, which a run without a GPU uses; 0: torch's own choice."""
@@ -117,7 +118,7 @@ class CardConfig:
 
 @dataclass
 class HostConfig:
-    threads: Annotated[int, Bounds(1, 2**20)] = MISSING
+    threads: Annotated[int, CORES] = MISSING
     """Pinned threads that multiply beside the GPU; the other cores serve readers, copies and the interpreter."""
     products: dict[str, list[list[Any]]] = field(default_factory=dict)
     """Format of weights -> rows of [rows of the pass, GB/s of stored bytes], while nothing is copied to the GPU."""
@@ -133,6 +134,8 @@ class HostConfig:
     attention_hop_s: Annotated[float, SECONDS] = 1e-4
     """Seconds from the GPU to the CPU and back, of one layer's attention. The default is derived: a thread that sleeps on an event (20
     microseconds), copies of the new rows (20), the GPU's wait for a flag (5), and as much again for a busy interpreter."""
+    format_threads: dict[str, int] = field(default_factory=dict)
+    """Format of weights -> threads that multiply by it, where more pay than `threads`: arithmetic binds it and not the bus."""
 
 
 @dataclass

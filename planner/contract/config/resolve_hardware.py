@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import show_bytes
-from penstock.planner.common.outside.bounds import EXABYTE, MOST_DEPTH, RATE, check_bounds
+from penstock.planner.common.outside.bounds import CORES, EXABYTE, MOST_DEPTH, RATE, check_bounds
 from penstock.planner.contract.config.config_schema import (
     CardConfig,
     GpuConfig,
@@ -206,12 +206,18 @@ def _host(cfg: HostConfig) -> HostRates:
     key = "hardware.host.products"
     _known_formats(key, cfg.products)
     products = {name: _curve(f"{key}.{name}", rows, "[rows, GB/s]") for name, rows in cfg.products.items()}
-    return HostRates(cfg.threads, products, cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside, cfg.attention_gbps, cfg.attention_hop_s)
+    _known_formats("hardware.host.format_threads", cfg.format_threads)
+    for name, threads in cfg.format_threads.items():
+        if flaw := CORES.flaw(threads):
+            raise UserError(f"hardware.host.format_threads.{name}={threads}: {flaw}; `planner probe` finds how many pay")
+    rates = cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside, cfg.attention_gbps, cfg.attention_hop_s
+    return HostRates(cfg.threads, products, *rates, dict(cfg.format_threads))
 
 
 def _host_mapping(host: HostRates) -> dict[str, Any]:
     products = {name: [list(point) for point in curve.points] for name, curve in host.products.items()}
-    return {name: getattr(host, name) for name in HostRates.__dataclass_fields__} | {"products": products}
+    found = {name: getattr(host, name) for name in HostRates.__dataclass_fields__} | {"products": products}
+    return found if host.format_threads else {name: value for name, value in found.items() if name != "format_threads"}
 
 
 def _known_formats(key: str, names: Iterable[str]) -> None:

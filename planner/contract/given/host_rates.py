@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import Format
@@ -29,12 +29,22 @@ class HostRates:
     attention_hop_s: float = 0.0
     """Seconds from the card to the CPU and back where the interpreter hands over. It does so with a layer's attention, since steps with KV
     outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps."""
+    format_threads: Mapping[str, int] = field(default_factory=dict)
+    """Format -> threads that multiply by it, where more pay than :attr:`threads`: arithmetic binds it and not the bus."""
 
     def curve(self, stored: Format) -> Curve | None:
         """Rates of ``stored``, or of the first format of its family, whose name begins alike; None where there is none."""
+        name = self._timed(stored)
+        return None if name is None else self.products[name]
+
+    def _timed(self, stored: Format) -> str | None:
         family = stored.name.partition("-")[0]
-        alike = (curve for name, curve in self.products.items() if name.partition("-")[0] == family)
-        return self.products.get(stored.name) or next(alike, None)
+        alike = (name for name in self.products if name.partition("-")[0] == family)
+        return stored.name if stored.name in self.products else next(alike, None)
+
+    def threads_of(self, stored: Iterable[Format]) -> int:
+        """Threads of a pool that multiplies by these formats: as many as one of them wants."""
+        return max((self.format_threads.get(self._timed(one) or "", self.threads) for one in stored), default=self.threads)
 
     @property
     def peak_gbps(self) -> float:

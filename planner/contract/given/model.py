@@ -145,6 +145,11 @@ class ModelSpec:
         """Its units of ``kind``, in the order of layers."""
         return self._by_kind.get(kind, ())
 
+    @property
+    def ffn_formats(self) -> frozenset[Format]:
+        """Of FFN units and experts: what a CPU may multiply by beside a card."""
+        return frozenset(unit.format for kind in (UnitKind.ffn, UnitKind.expert) for unit in self.of_kind(kind))
+
     @cached_property
     def _by_kind(self) -> Mapping[UnitKind, tuple[UnitSpec, ...]]:
         return {kind: tuple(unit for unit in self.units if unit.kind is kind) for kind in UnitKind}

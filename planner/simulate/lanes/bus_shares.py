@@ -7,7 +7,6 @@ from penstock.planner.common.timeline.spans import CPU, D2H, H2D, SSD
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 
@@ -22,8 +21,7 @@ def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
-        computed = (unit.format for kind in (UnitKind.ffn, UnitKind.expert) for unit in model.of_kind(kind))
-        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_of(computed)
+        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_of(model.ffn_formats)
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 

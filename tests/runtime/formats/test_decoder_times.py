@@ -54,6 +54,34 @@ def test_units_of_the_cpu_are_cut_from_memory_that_is_filled_once(name: str, mon
     assert len(units) > 1 and sum(unit.bytes for unit in units) >= 0.5 * (4 << 20)
 
 
+class Link:
+    """Copies that get what a bus of 130 GB/s has left."""
+
+    read_gbps = 0.0
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def gbps_within(self, start: float, end: float) -> float:
+        return min(55.0, 130.0 - self.read_gbps)
+
+
+@pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler made the CPU's products")
+@pytest.mark.parametrize(("each_gbps", "wanted"), [(3.0, 2), (40.0, 2), (73.0, 1), (90.0, 1)])
+def test_more_threads_are_for_formats_that_leave_the_bus_room(each_gbps: float, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads so much, two twice that, as far as the bus has it."""
+
+    def read(pool: host_product_times.HostPool, *_: object) -> float:
+        Link.read_gbps = min(pool.threads * each_gbps, 75.0 if each_gbps < 80 else 130.0)
+        return Link.read_gbps
+
+    monkeypatch.setattr(host_product_times, "unit_gbps", read)
+    assert host_product_times.wanted_threads([], 1, 2, 0.0, Link) == wanted
+    assert host_product_times.wanted_threads([], 2, 2, 0.0, Link) == 2
+
+
 def test_every_format_that_runs_is_timed_or_one_of_its_family() -> None:
     families = {name.partition("-")[0] for name in samples(ROWS)}
     assert {name.partition("-")[0].replace("GPTQ8", "GPTQ4") for name in CODINGS if KNOWN_FORMATS[name].needs_scratch} <= families
