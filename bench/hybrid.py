@@ -178,7 +178,7 @@ class Hybrid:
     def rates(self, plan: Plan) -> Rates:
         """Of the process in which plans run."""
         formats = {plan.placement.spec(unit).format.name for unit in plan.placement.host_units}
-        threads = plan.hardware.host.threads if plan.hardware.host else self.cores
+        threads = plan.hardware.host.threads_of(plan.model.ffn_formats) if plan.hardware.host else self.cores
         return self.worker(measure_rates, sorted(formats) or ["BF16"], threads, BUSY_S if self.card else SHORT_S)
 
     def resident_s(self, checkpoint: Path, batch: int = 1, prompt: int = SHORT) -> float:
@@ -282,7 +282,7 @@ class Hybrid:
         yield self.row("KV over streaming it", what, *rates, "tok/s", ">= 1.4", plan, predicted)
         prefill = plan.predicted("prefill_s", plan.prefill_s)
         yield self.row("  prefill", "over streaming alone", plan.prefill_s, alone.prefill_s, "s", "<= 1.02", plan, prefill)
-        threads = plan.plan.hardware.host.threads if plan.plan.hardware.host else self.cores
+        threads = plan.plan.hardware.host.threads_of(plan.plan.model.ffn_formats) if plan.plan.hardware.host else self.cores
         read, attended = self.worker(attention_rates, threads, count, tokens, BUSY_S if self.card else SHORT_S)
         yield self.row("  attention on the CPU", f"{threads} threads, over a plain read", attended, read, "GB/s", ">= 0.9", plan, None)
 

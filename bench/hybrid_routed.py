@@ -81,7 +81,7 @@ class Routed(Hybrid):
         plans = {way: self.solve(f"{name}-{way}", checkpoint, f"moe.host={way if self.card else WAYS[0]}", vram=vram) for way in WAYS}
         spec = plans["split"].model.of_kind(UnitKind.expert)[0]
         host = plans["split"].hardware.host
-        threads, seconds = host.threads if host else self.cores, BUSY_S if self.card else SHORT_S
+        threads, seconds = host.threads_of(plans["split"].model.ffn_formats) if host else self.cores, BUSY_S if self.card else SHORT_S
         rates = self.worker(measure_rates, [spec.format.name], threads, seconds)
         runs: dict[str, list[RoutedRun]] = {way: [] for way in WAYS}
         for pair in range(self.pairs):
