@@ -65,9 +65,8 @@ def open_session(
         plan = whole.of_rank(number) if whole.ranks.count > 1 else whole
         stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
         if whole.ranks.count > 1:
-            rank = open_with(ground, whole, checkpoint, options, reuse)
             closing_rank = stack.enter_context(ExitStack())
-            closing_rank.callback(rank.close)
+            rank = closing_rank.enter_context(open_with(ground, whole, checkpoint, options, reuse))
         import_model(checkpoint)
         mark("imports")
         changes, on_host = converters(plan, None if rank is None else rank.model), None

@@ -111,9 +111,12 @@ class RingStream:
         self._device = device
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
-        self._unit: Unit | None = None
         self._arrivals: dict[Unit, Event | None] = {}
         """Of the units that are entered: the copy that each waited for."""
+        self._left = Unit("head", 0)
+        """The unit that was left last."""
+        self._between: Event | None = None
+        """What was waited for since."""
         self._paused = False
         self._timing: deque[_Timed] = deque()
         self._begun_at = 0.0
@@ -126,10 +129,10 @@ class RingStream:
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         views: dict[str, nn.Parameter] = {}
-        self._unit, self._arrivals[unit] = unit, None
+        self._arrivals[unit], self._between = self._between, None
         if unit in self._layouts:
             _, buffer = self._ring.enter(unit)
-            self._arrivals[unit] = self._ring.entered_after
+            self._arrivals[unit] = self._ring.entered_after or self._arrivals[unit]
             key = unit, buffer.data_ptr()
             found = self._views.get(key)
             views = self._views[key] = parameters(self._layouts[unit], buffer) if found is None else found
@@ -137,7 +140,7 @@ class RingStream:
 
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
-        does not already."""
+        does not already. Between two units it is another rank's layer that waits for a slice of an expert."""
         self._pause(self._device.compute_event)
 
     def idle(self) -> None:
@@ -145,20 +148,26 @@ class RingStream:
         self._pause(self._device.idle_point)
 
     def _pause(self, point: Callable[[], Event]) -> None:
-        if not self._paused and self._unit is not None:
-            self._paused = True
-            self._timing.append(_Timed(self._unit, self._begun_at, self._arrivals[self._unit], point()))
+        if not self._paused:
+            self._paused, inside = True, next(reversed(self._arrivals), None)
+            arrival = None if inside is None else self._arrivals[inside]
+            self._timing.append(_Timed(inside or self._left, self._begun_at, arrival, point()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """Where it was paused: what is computed from now on waits for ``arrival``."""
-        if self._paused and self._unit is not None:
-            self._paused, self._arrivals[self._unit] = False, arrival
+        if self._paused:
+            self._paused, inside = False, next(reversed(self._arrivals), None)
+            if inside is None:
+                self._between = arrival
+            else:
+                self._arrivals[inside] = arrival
 
     def leave(self, unit: Unit) -> None:
         end = self._device.compute_event()
         if unit in self._layouts:
             self._ring.leave(unit, end)
         self._timing.append(_Timed(unit, self._begun_at, self._arrivals.pop(unit), end))
+        self._left = unit
         if len(self._timing) >= MOST_UNBOOKED:
             self.settle()
 

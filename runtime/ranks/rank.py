@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -93,9 +94,17 @@ class Rank:
         """Of the ranks that this one leads."""
         return [] if self.leading is None else self.leading.reports()
 
-    def close(self) -> None:
-        """On rank 0 have the others give their sessions back. Then the hops, of which nothing may be waiting, unless a pass was left."""
-        broken = self.company.is_lost or (self.leading is not None and self.leading.is_broken)
+    def __enter__(self) -> Rank:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """:meth:`close`. A rank that follows and ends by an error is in the middle of what all do: none of the others ends with it."""
+        self.close(broken=kind is not None and self.leading is None)
+
+    def close(self, broken: bool = False) -> None:
+        """On rank 0 have the others give their sessions back. Then the hops, of which nothing may be waiting, unless a pass was left, or
+        they are ``broken``."""
+        broken = broken or self.company.is_lost or (self.leading is not None and self.leading.is_broken)
         if self.leading is not None:
             self.leading.close()
         if broken and self._hops is not None:

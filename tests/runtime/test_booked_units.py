@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.moving.ledger import Ledger
@@ -86,3 +87,29 @@ def test_computing_that_stands_still_with_nothing_under_way_ends_now(made: tuple
     device.finish("compute")
     stream.settle()
     assert names(ledger) == ["ffn.0", "ffn.0"], "before it stood still, and behind"
+
+
+def test_what_is_waited_for_between_two_units_is_booked_with_the_next_one(
+    made: tuple[RingStream, Asked, Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice of an expert for another rank's layer: compute pauses and goes on where no unit is entered, also before the first."""
+    stream, device, ledger = made
+    monkeypatch.setattr(ledger, "now", lambda: 0.0)  # the clock of the device
+    stream.begin_pass()
+    for layer, pause in enumerate((stream.pause, stream.idle)):
+        pause()
+        device.finish("compute")
+        device.copy(torch.zeros(1), torch.ones(1))
+        arrival = device.copy_event()
+        device.compute_waits(arrival)
+        stream.resume(arrival)
+        compute(stream, range(layer, layer + 1))
+        for _ in range(3):  # kernels take their time behind what is waited for
+            device.launch(lambda: None)
+        device.finish("copies")
+        device.finish("compute")
+    stream.end_pass()
+    device.finish("compute")
+    stream.settle()
+    assert [span.name for span in ledger.spans if span.waits_for == "h2d"] == ["attn.0", "attn.1"]
+    assert [span.name for span in ledger.spans if not span.waits_for][-4:] == ["ffn.0", "attn.1", "ffn.1", "head.0"]

@@ -1,0 +1,35 @@
+"""A rank behind the first one whose card is host memory: ``python -m tests.runtime.ranks.led_without_card``"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.company.company import Company
+from penstock.runtime.led import open_led, rank_process
+from penstock.runtime.memory.ground import OpenCard
+from tests.support import HostCopier
+
+
+class NoCard(OpenCard):
+    """In place of ``memory.groundwork.Groundwork``."""
+
+    @classmethod
+    def of(cls, plan: Plan, beside_bytes: int, company: Company) -> NoCard:
+        return cls(HostCopier(), torch.device("cpu"), company)
+
+    def __enter__(self) -> NoCard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open_card(self) -> torch.device:
+        return self.device
+
+
+if __name__ == "__main__":
+    open_led.Groundwork = NoCard  # type: ignore[misc, assignment]
+    rank_process.main()
