@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from penstock.planner.contract.decided.decisions import ExpertSlots
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.company import starting
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch, Generation
@@ -43,6 +48,30 @@ def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Ge
         session.load(BATCH)
         made = session.generate(BATCH, Sampler(Sampling(), CPU), keep_logits=True)
         return made, session.engine.facts()
+
+
+STREAMED = decisions(gpu=True, resident=(1, 0, 1), cap=3, hwm=6, distance=3)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(replace(STREAMED, prefill_part_tokens=7), id="prompts in parts"),
+        pytest.param(
+            replace(STREAMED, weights=replace(STREAMED.weights, host=HostUnits(2, 2))),
+            id="the CPU beside the cards",
+            marks=pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler made the CPU's products"),
+        ),
+    ],
+)
+def test_two_ranks_stream_layers_as_one_does(tmp_path: Path, company: Company, made: Decisions) -> None:
+    checkpoint, rates = save_tiny(tmp_path), HostRates(2, {"BF16": Curve(((1, 20.0), (4, 20.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
+    wanted, _ = generated(plan_for(checkpoint, STREAMED, gpu=True), checkpoint, None)
+    card = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), host=rates)
+    found, facts = generated(dealt_plan(checkpoint, made, 2, card), checkpoint, company)
+    assert found.tokens == wanted.tokens
+    assert (found.logits[0].float() - wanted.logits[0].float()).abs().max() < 0.02 * wanted.logits[0].abs().max()
+    assert (facts["handed"] or {"steps": 0})["steps"] == (7 if made.weights.host.ffn else 0), "those of one and of two rows"
 
 
 @pytest.mark.parametrize("share", ExpertShare)
