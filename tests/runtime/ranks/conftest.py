@@ -6,14 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.runtime.company import starting
 from penstock.runtime.company.company import Company
-from penstock.runtime.company.starting import start
 
 
 @pytest.fixture(scope="session")
 def company() -> Iterator[Company]:
-    """Plans of two ranks and of three run in it; this process is rank 0."""
-    made = start(3)
+    """Plans of two ranks and of three run in it; this process is rank 0. Of plans with cards the others take host memory for theirs."""
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(starting, "LED", "tests.runtime.ranks.led_without_card")
+        made = starting.start(3)
     try:
         yield made
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.beside.host_library import products_unbuilt
-from penstock.runtime.company import starting
 from penstock.runtime.company.company import Company
 from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.open_session import open_session
@@ -29,17 +27,6 @@ from tests.support import HostCopier, decisions, machine, plan_for, save_tiny
 
 CPU = torch.device("cpu")
 BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 20], max_new_tokens=12, chunk_tokens=1 << 20, limits=[12, 5, 9])
-
-
-@pytest.fixture(scope="module")
-def company() -> Iterator[Company]:
-    with pytest.MonkeyPatch.context() as changed:
-        changed.setattr(starting, "LED", "tests.runtime.ranks.led_without_card")
-        made = starting.start(2)
-    try:
-        yield made
-    finally:
-        made.leave()
 
 
 def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Generation, dict[str, Any]]:
