@@ -122,7 +122,7 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
-        force = force.but(vram_slots=ring_menu(force)[0])
+        force = force.but(vram_slots=like.weights.vram.slots if like.weights.host.ffn else ring_menu(force)[0])
     if q.hardware.gpu and like.experts is not None:
         force = force.but(expert_host=like.experts.host)
     plain = replace(q.workload, kv_spill=False)

@@ -194,6 +194,22 @@ def test_explain_says_what_more_channels_and_cores_give_where_the_cpu_computes()
     assert found["cores"].host.peak_gbps == 120.0
 
 
+def test_where_an_ffn_is_copied_long_three_units_of_attention_have_slots():
+    """While the CPU computes one FFN the link is at another; the card waits for attention behind that one."""
+    slow = {"vram": 2 * GB, "dram": 64 * GB, "host": RATES}
+    m, w = replace(model(24), ffn_activation="silu"), work(new_tokens=16)
+    link = replace(gpu(layer_kernels_s=8e-5), h2d=Curve(((MB, 26.0), (256 * MB, 26.0))))
+    h = machine(gpu=link, **slow)
+    took = []
+    for force in (Force(), Force(vram_slots=4)):
+        made = solve(h, m, w, force)
+        assert made.weights.host.ffn > 8
+        took.append(Told(Simulation(Plan(h, m, w, made, predict(h, m, w, made))).run()).figures["decode_s_per_token"])
+    assert solve(h, m, w).weights.vram.slots == 5 and took[0] < 0.97 * took[1]
+    quick = replace(link, h2d=Curve(((MB, 55.0), (256 * MB, 55.0))))
+    assert solve(machine(gpu=quick, **slow), m, w).weights.vram.slots == 4
+
+
 def test_the_bus_carries_what_the_cpu_reads_of_the_models_own_format():
     """Another format's product is three times as fast: beside that one, copies would have a third of this bus."""
     int4 = KNOWN_FORMATS["INT4-128"]

@@ -103,6 +103,8 @@ def test_a_tied_table_is_held_once_per_tier(head, embedding, dram_tables, vram_e
 def test_ring_slots_go_to_the_kinds_that_stream():
     both = place(model(4), weights(slots=6), gpu=True).ring_classes
     assert both == {"attn": (3, 40 * MB), "ffn": (3, 120 * MB)}
+    odd = place(model(4), weights(slots=5), gpu=True).ring_classes
+    assert odd == {"attn": (3, 40 * MB), "ffn": (2, 120 * MB)}
     assert place(model(4), weights(attn=4, head=1, slots=6), gpu=True).ring_classes == {"ffn": (6, 120 * MB)}
     assert place(model(4), weights(attn=4, ffn=4, head=1), gpu=True).ring_classes == {}
 

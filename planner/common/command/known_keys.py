@@ -79,6 +79,8 @@ class Key:
         else:
             names = {int: "a whole number", float: "a number", str: "text"}
             names |= {Any: "false, or keys of its own", list[str]: "a list such as [a, b]", list[int]: "whole numbers such as [2, 4]"}
+            names |= {dict[str, float]: "numbers by name such as {FP8: 10.5}", dict[str, int]: "whole numbers by name such as {FP8: 10}"}
+            names |= {dict[str, list[list[Any]]]: "rows by name such as {FP8: [[1, 10.5]]}"}
             words = names.get(self.kind, "a list of rows such as [[1048576, 2.1]]")
         return f"{words}, or null" if self.optional else words
 

@@ -216,9 +216,10 @@ def head_block_bytes(model: ModelSpec, blocks: int) -> int:
 
 
 def ring_classes(slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[int, int]]:
-    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none."""
+    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none. An odd one is attention's, which
+    is the smaller."""
     if attn_slot and ffn_slot:
-        return {"attn": (slots // 2, attn_slot), "ffn": (slots - slots // 2, ffn_slot)}
+        return {"attn": (slots - slots // 2, attn_slot), "ffn": (slots // 2, ffn_slot)}
     return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside, host_rows_timed, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
+from penstock.planner.solver.terms.menu import MENUS
 from penstock.planner.solver.terms.problem import Problem
 
 
@@ -47,6 +49,18 @@ class HostTerms:
         held_up_t = self._program.amount("host_held_up_t")
         self._program.add(held_up_t >= beside.held_up(copies_t, head_t) - beside.held_up(most_t, most_t) * (1 - self.any))
         return mean * self.count + Price({Resource.cpu: held_up_t})
+
+
+def copies_outlast_products(problem: Problem) -> bool:
+    """Whether an FFN is copied so much longer than the CPU, where it may, multiplies by one that its copy keeps attention waiting. Of
+    several ranks each link copies the fewer units."""
+    p = problem
+    if not most_host_units(p) or p.hardware.gpu is None or p.model.dealt is not None:
+        return False
+    beside = Beside.of(p.hardware, p.model, p.batch, p.forms)
+    largest = max(p.model.of_kind(UnitKind.ffn), key=lambda unit: unit.stored_bytes)
+    copied_s = largest.stored_bytes / p.hardware.gpu.h2d.peak / GB
+    return copied_s > MENUS.beside_slower * beside.alone_s(largest) / beside.rates.beside_h2d
 
 
 def most_host_units(problem: Problem) -> int:

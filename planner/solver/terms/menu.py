@@ -31,6 +31,11 @@ class Menus:
 
     ring_slots: tuple[int, ...] = (4, 6, 8)
     """Two slots a kind copy one unit while another computes; more absorb jitter that the model does not see."""
+    beside_slots: int = 5
+    """The fewest where the CPU computes FFN units, both kinds stream, and an FFN is copied ``beside_slower`` times as long as the CPU
+    multiplies by one: three of attention, two of FFN. The link brings the next layers' attention and an FFN meanwhile, whole units in
+    turns. With two of attention the card waits for the third behind that FFN: 4 to 13 % of a step, simulated (docs/log.md, 2026-11-26)."""
+    beside_slower: float = 1.25
     ssd_block_min_bytes: int = 4 * 2**20
     """Smaller blocks cost the interpreter more than they save in staging."""
     ssd_depth_min: int = 4
@@ -224,6 +229,12 @@ def ring_menu(force: Force) -> list[int]:
         return [force.vram_slots]
     least = (force.vram_prefetch_distance or 0) + LIMITS.ring_margin
     return [slots for slots in MENUS.ring_slots if slots >= least] or [least]
+
+
+def ring_menu_beside(force: Force) -> list[int]:
+    """The same with :attr:`Menus.beside_slots` among them."""
+    menu = ring_menu(force)
+    return menu if force.vram_slots is not None or menu[0] >= MENUS.beside_slots else sorted({*menu, MENUS.beside_slots})
 
 
 def batch_menu(workload: Workload) -> list[int]:
