@@ -223,11 +223,12 @@ def wanted_threads(units: Sequence[HostFfn], usual: int, most: int, seconds: flo
     if usual == most:
         return usual
     moved = {}
-    for count in (usual, most):
-        with closing(HostPool(count)) as pool, copies() as copied:
-            begun = time.perf_counter()
-            gbps = unit_gbps(pool, units, 1, seconds)
-            moved[count] = gbps + copied.gbps_within(begun, time.perf_counter())
+    with copies() as copied:
+        for count in (usual, most):
+            with closing(HostPool(count)) as pool:
+                begun = time.perf_counter()
+                gbps = unit_gbps(pool, units, 1, seconds)
+                moved[count] = gbps + copied.gbps_within(begun, time.perf_counter())
     return most if moved[most] > PAYS * moved[usual] else usual
 
 
