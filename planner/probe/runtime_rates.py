@@ -44,7 +44,11 @@ def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
     yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
-    yield Figure("host.format_threads", told["format_threads"], "threads of formats whose FFNs are as much faster beside copies by more")
+    yield Figure(
+        "host.format_threads",
+        told["format_threads"],
+        "threads by which CPU and link together move more of a format, FFN of 4096 x 14336, one row",
+    )
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 

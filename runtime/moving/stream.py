@@ -173,7 +173,8 @@ class RingStream:
 
     def end_pass(self) -> None:
         """What comes behind the last unit: a head that lies on the device."""
-        self._timing.append(_Timed(Unit("head", 0), self._begun_at, None, self._device.compute_event()))
+        self._left, between, self._between = Unit("head", 0), self._between, None
+        self._timing.append(_Timed(self._left, self._begun_at, between, self._device.compute_event()))
         self.settle()
 
     def settle(self) -> None:

@@ -28,11 +28,11 @@ from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
 from penstock.planner.solver.terms.host_kv_terms import HostKvTerms
-from penstock.planner.solver.terms.host_terms import HostTerms, copies_outlast_products
+from penstock.planner.solver.terms.host_terms import HostTerms, wide_ring
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
 from penstock.planner.solver.terms.linear import MB, LinearProgram
-from penstock.planner.solver.terms.menu import MENUS, chunk_menu, pass_menu, ring_menu, ring_menu_beside, ssd_menu
+from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ring_menu, ring_menu_beside, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
 
@@ -58,8 +58,7 @@ class Formulation(LinearProgram):
         (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
         kept = kept_set(p.workload, self.page.page_tokens)
         self.pass_choices = pass_menu(p, kept)
-        self.wide_ring = p.force.vram_slots is None and copies_outlast_products(p)
-        self.ring_choices = (ring_menu_beside if self.wide_ring else ring_menu)(p.force) if self.gpu else [0]
+        self.ring_choices = (ring_menu_beside if wide_ring(p) else ring_menu)(p.force) if self.gpu else [0]
         self._choose()
         self._residents()
         self._dram_cache()
@@ -105,11 +104,6 @@ class Formulation(LinearProgram):
 
     def _streams(self, kind: int) -> pulp.LpAffineExpression:
         return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
-
-    def _ring_for_the_cpu(self) -> pulp.LpAffineExpression:
-        """1 where the ring has as many slots as :attr:`Menus.beside_slots` asks for. VRAM that keeps no unit may have no room for them."""
-        enough = (not (streams[0] and any(streams[1:])) or slots >= MENUS.beside_slots for streams, slots in self.ring_options)
-        return pulp.lpSum(bit for bit, fits in zip(self.ring_bits, enough, strict=True) if fits)
 
     def _ring_bytes(self, streams: tuple[int, ...], slots: int) -> int:
         model = self.problem.model
@@ -206,10 +200,9 @@ class Formulation(LinearProgram):
         launched = self._launched()
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
         self.host = HostTerms(self, p, self.layers - self.ffn, interrupted, self.ticks_per_s)
-        if self.wide_ring:
-            bare = self.integer("bare", 0, 1)
-            self.add(self.attn + self.ffn + self.head <= (2 * self.layers + self.head_blocks) * (1 - bare))
-            self.add(self.host.any <= self._ring_for_the_cpu() + bare)
+        if wide_ring(p):
+            rings = list(zip(self.ring_bits, self.ring_options, strict=True))
+            self.host.widen_ring(rings, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
         kv_of_step = self._step_kv(kv)

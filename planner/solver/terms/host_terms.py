@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.unit_spec import UnitKind
@@ -11,6 +11,9 @@ from penstock.planner.contract.prices.price import Amount, Price, Resource, tota
 from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.menu import MENUS
 from penstock.planner.solver.terms.problem import Problem
+
+Ring = tuple[tuple[int, ...], int]
+"""Whether attention, FFN and LM-head units stream through it, 1 or 0 each, and its slots."""
 
 
 class HostTerms:
@@ -50,12 +53,20 @@ class HostTerms:
         self._program.add(held_up_t >= beside.held_up(copies_t, head_t) - beside.held_up(most_t, most_t) * (1 - self.any))
         return mean * self.count + Price({Resource.cpu: held_up_t})
 
+    def widen_ring(self, rings: Sequence[tuple[Amount, Ring]], kept: Amount, most: int) -> None:
+        """Of ``rings``, bits and what they stand for, one of :attr:`Menus.beside_slots` or more where both kinds stream. VRAM that keeps
+        none of its ``most`` units, ``kept``, may have no room for that."""
+        enough = [bit for bit, (streams, slots) in rings if slots >= MENUS.beside_slots or not (streams[0] and any(streams[1:]))]
+        bare = self._program.integer("bare", 0, 1)
+        self._program.add(kept <= most * (1 - bare))
+        self._program.add(self.any <= sum(enough) + bare)
 
-def copies_outlast_products(problem: Problem) -> bool:
-    """Whether an FFN is copied so much longer than the CPU, where it may, multiplies by one that its copy keeps attention waiting. Of
-    several ranks each link copies the fewer units."""
+
+def wide_ring(problem: Problem) -> bool:
+    """Whether an FFN is copied so much longer than the CPU, where it may, multiplies by one that its copy keeps attention waiting. A forced
+    ring stays as it is. Of several ranks each link copies the fewer units."""
     p = problem
-    if not most_host_units(p) or p.hardware.gpu is None or p.model.dealt is not None:
+    if not most_host_units(p) or p.hardware.gpu is None or p.model.dealt is not None or p.force.vram_slots is not None:
         return False
     beside = Beside.of(p.hardware, p.model, p.batch, p.forms)
     largest = max(p.model.of_kind(UnitKind.ffn), key=lambda unit: unit.stored_bytes)
