@@ -8,7 +8,7 @@
 #include <immintrin.h>
 
 /* Columns decoded at once, in registers of 32. */
-enum { BLOCK = 128, TILE = 32, MOST_WIDE = 4 };
+enum { BLOCK = 128, TILE = 32 };
 
 /* Columns from a block to the one that is fetched meanwhile, where one row follows the other. */
 enum { FAR = 8192 };
@@ -18,29 +18,12 @@ enum { FAR = 8192 };
 enum rows_read { ONE_ROW = 1, FOUR_ROWS = 4 };
 
 /* The order in which `block` gives 32 columns, by fours. Codes of 16 bytes stand in all quarters of a register, and each four columns are cut
- * from one of its two words of 64 bits, the first or the second by turns: so no code crosses a lane. Inputs are brought into the same order
- * once, sums back from it at a row's end, so that they are those of the columns' own order to the bit. */
+ * from one of its two words of 64 bits, the first or the second by turns: so no code crosses a lane. */
 enum order { IN_ORDER, BY_TURNS };
-
-FOR_AVX512 ALONE __m512i in_turns(__m512i columns)
-{
-    return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7), columns);
-}
 
 FOR_AVX512 ALONE __m512i from_turns(__m512i columns)
 {
     return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), columns);
-}
-
-FOR_AVX512 ALONE float sum_from(__m512 sums, const enum order order)
-{
-    return _mm512_reduce_add_ps(order == BY_TURNS ? _mm512_castsi512_ps(from_turns(_mm512_castps_si512(sums))) : sums);
-}
-
-FOR_AVX512 ALONE void put_in_turns(const uint16_t *x, int64_t count, uint16_t *out)
-{
-    for (int64_t k = 0; k < count; k += TILE)
-        _mm512_storeu_si512(out + k, in_turns(_mm512_loadu_si512(x + k)));
 }
 
 /* From 16 bytes of codes, two a byte, the lower half first: 32 words by turns whose lowest four bits are the codes; above them is anything. */
@@ -103,14 +86,13 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
     return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(w, odd)), _mm512_castsi512_ps(_mm512_and_si512(input, odd)), sum);
 }
 
-/* name_avx512, name_dot, name_amx: products of up to 4 input rows, summed as those of BF16; more by strips that the same function decodes.
- * Columns that are no whole registers go by `decode`'s strips.
+/* name_strips: products by strips that `block` decodes. Columns that are no whole registers go by `decode`'s.
  *
  *     struct state                                    what is known of one row
  *     open(state *, m, row)
  *     block(state *, column, __m512i w[4], n, native, far) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
  *                                                     the end; what lies far columns on is fetched */
-#define BLOCKS_AT(name, native, level, order, read, state, open, block, decode)                                                      \
+#define DECODED_AT(name, native, level, order, state, open, block, decode)                                                           \
     FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
@@ -134,7 +116,10 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
                 _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                               \
         }                                                                                                                            \
     }                                                                                                                                \
-    static STRIPS_AT(name##_strips, name##_decoded, level)                                                                           \
+    static STRIPS_AT(name##_strips, name##_decoded, level)
+
+/* name: products of up to 4 input rows, summed as those of BF16; more by name_strips. */
+#define BLOCKS_AT(name, native, read, state, open, block)                                                                            \
     FOR_AVX512 ALONE void name##_some(const struct matrix *m, int64_t o, const uint16_t *x, float *y, int64_t stride,                \
                                            const int high, const int wide)                                                           \
     {                                                                                                                                \
@@ -166,7 +151,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
                     sums[i][r] = and_pairs(sums[i][r], w[t], x + r * columns + k + 32 * t, native);                                  \
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_from(sums[i][r], order);              \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = _mm512_reduce_add_ps(sums[i][r]);              \
     }                                                                                                                                \
     FOR_AVX512 ALONE float name##_one(const struct matrix *m, int64_t o, const uint16_t *x)                                          \
     {                                                                                                                                \
@@ -186,7 +171,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             block(&row, k, w, tiles, native, FAR);                                                                                   \
         for (int t = 0; t < tiles; t++)                                                                                              \
             sums[0] = and_pairs(sums[0], w[t], x + k + TILE * t, native);                                                            \
-        return sum_from(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])), order);                     \
+        return _mm512_reduce_add_ps(_mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));                     \
     }                                                                                                                                \
     FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const uint16_t *x, float *y,               \
                                           int64_t stride, const int wide)                                                            \
@@ -209,28 +194,29 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
         default: name##_all(m, first, last, x, y, stride, 4); break;                                                                 \
         }                                                                                                                            \
     }                                                                                                                                \
-    FOR_AVX512 static __attribute__((noinline)) void name##_turned(const struct matrix *m, int64_t first, int64_t last,              \
-                                                                   const struct inputs *in, float *y, int64_t stride)                \
-    {                                                                                                                                \
-        const int64_t count = order == BY_TURNS && !in->turned ? in->rows * m->columns : 0;                                          \
-        uint16_t x[count + TILE] __attribute__((aligned(64)));                                                                       \
-        put_in_turns(in->xb, count, x);                                                                                              \
-        name##_few(m, first, last, order != BY_TURNS ? in->xb : in->turned ? in->turned : x, in->rows, y, stride);                   \
-    }                                                                                                                                \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,                     \
                                     int64_t stride)                                                                                  \
     {                                                                                                                                \
-        (m->columns % TILE || in->rows > MOST_WIDE ? name##_strips : name##_turned)(m, first, last, in, y, stride);                  \
+        if (m->columns % TILE || in->rows > MOST_WIDE)                                                                               \
+            name##_strips(m, first, last, in, y, stride);                                                                            \
+        else                                                                                                                         \
+            name##_few(m, first, last, in->xb, in->rows, y, stride);                                                                 \
     }
 
-#define BLOCKS(name, order, read, state, open, block, decode)                                                                        \
-    BLOCKS_AT(name##_avx512, 0, LEVEL_AVX512, order, read, state, open, block, decode)                                               \
-    BLOCKS_AT(name##_dot, 1, LEVEL_AVX512_BF16, order, read, state, open, block, decode)                                             \
+#define FOR_TILES(name)                                                                                                              \
     static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX)                                                                    \
     void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
     {                                                                                                                                \
         (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \
     }
+
+/* name_avx512, name_dot, name_amx. */
+#define BLOCKS(name, read, state, open, block, decode)                                                                               \
+    DECODED_AT(name##_avx512, 0, LEVEL_AVX512, IN_ORDER, state, open, block, decode)                                                 \
+    DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
+    BLOCKS_AT(name##_avx512, 0, read, state, open, block)                                                                            \
+    BLOCKS_AT(name##_dot, 1, read, state, open, block)                                                                               \
+    FOR_TILES(name)
 #endif
 
 #endif

@@ -105,8 +105,8 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
     }
 }
 
-BLOCKS(fp8, IN_ORDER, ONE_ROW, fp8_row, open_fp8, block_fp8, fp8_rows_of)
-BLOCKS(fp8_row, IN_ORDER, ONE_ROW, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
+BLOCKS(fp8, ONE_ROW, fp8_row, open_fp8, block_fp8, fp8_rows_of)
+BLOCKS(fp8_row, ONE_ROW, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
 
 struct fp8_row_avx2 {
     struct fp8_place at;

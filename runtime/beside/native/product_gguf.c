@@ -131,9 +131,9 @@ FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
-BLOCKS(q4_0, IN_ORDER, ONE_ROW, gguf_row, open_q4_0, block_q4_0, q4_0_strip)
-BLOCKS(q8_0, IN_ORDER, ONE_ROW, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
-BLOCKS(q4_k, IN_ORDER, ONE_ROW, gguf_row, open_q4_k, block_q4_k, q4_k_strip)
-BLOCKS(q5_k, IN_ORDER, ONE_ROW, gguf_row, open_q5_k, block_q5_k, q5_k_strip)
-BLOCKS(q6_k, IN_ORDER, ONE_ROW, gguf_row, open_q6_k, block_q6_k, q6_k_strip)
+BLOCKS(q4_0, ONE_ROW, gguf_row, open_q4_0, block_q4_0, q4_0_strip)
+BLOCKS(q8_0, ONE_ROW, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
+BLOCKS(q4_k, ONE_ROW, gguf_row, open_q4_k, block_q4_k, q4_k_strip)
+BLOCKS(q5_k, ONE_ROW, gguf_row, open_q5_k, block_q5_k, q5_k_strip)
+BLOCKS(q6_k, ONE_ROW, gguf_row, open_q6_k, block_q6_k, q6_k_strip)
 #endif

@@ -88,5 +88,5 @@ FOR_AVX512 ALONE void block_lossless(struct lossless_row *row, int64_t column, _
         put_escapes(row, row->begin + column, w);
 }
 
-BLOCKS(lossless, IN_ORDER, FOUR_ROWS, lossless_row, open_lossless, block_lossless, lossless_rows)
+BLOCKS(lossless, FOUR_ROWS, lossless_row, open_lossless, block_lossless, lossless_rows)
 #endif

@@ -3,8 +3,8 @@
  * MXFP4: part[1] scales [rows][columns / 32], bytes: 2 ** (scale - 127), 255 is not a number.
  * NVFP4: part[1] scales [rows][columns / 16], E4M3; part[2] F32 factors, one for each `group` rows: a number times (scale * factor), or,
  * where part[3] is not NULL, (scale / factor). columns are a multiple of 16. */
-#include "product_blocks.h"
 #include "product_blocks_avx2.h"
+#include "product_words.h"
 
 enum { GROUP = 32 };
 
@@ -84,18 +84,36 @@ FOR_AVX512 ALONE __m512i mxfp4_table(__m512i plain, uint8_t scale, const int nat
     return _mm512_mask_add_epi16(plain, NO_ZEROS | (__mmask32)NO_ZEROS << 16, plain, _mm512_set1_epi16((short)((scale - 127) * 128)));
 }
 
+FOR_AVX512 ALONE __m512i e2m1_table(void)
+{
+    return _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000, (short)0xbf00,
+                                                    (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0));
+}
+
 FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
-    const __m512i plain = _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0, (short)0x8000,
-                                                                   (short)0xbf00, (short)0xbf80, (short)0xbfc0, (short)0xc000,
-                                                                   (short)0xc040, (short)0xc080, (short)0xc0c0));
+    const __m512i plain = e2m1_table();
     const uint8_t *codes = row->codes + column / 2, *scales = row->scales + column / GROUP;
     fetch(codes, far / 2, 1);
     for (int t = 0; t < tiles; t++)
         w[t] = _mm512_permutexvar_epi16(nibbles_by_turns(codes + 16 * t, native), mxfp4_table(plain, scales[t], native));
 }
 
-BLOCKS(mxfp4, BY_TURNS, ONE_ROW, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip)
+FOR_AVX512 ALONE void fill_mxfp4(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / GROUP;
+    const uint8_t *scales = (const uint8_t *)m->part[1] + o * groups;
+    for (int64_t g = 0; g < groups; g += 16) {
+        const __mmask16 some = (__mmask16)(groups - g < 16 ? (1 << (groups - g)) - 1 : -1);
+        const __m512i bits = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(some, scales + g));
+        __m512i found = _mm512_slli_epi32(bits, 23);
+        found = _mm512_mask_mov_epi32(found, _mm512_testn_epi32_mask(bits, bits), _mm512_set1_epi32(0x00400000));
+        found = _mm512_mask_mov_epi32(found, _mm512_cmpeq_epi32_mask(bits, _mm512_set1_epi32(255)), _mm512_set1_epi32(0x7fc00000));
+        _mm512_storeu_si512(row->scales + g, found);
+    }
+}
+
+WORDS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip, fill_mxfp4, e2m1_table(), 0, GROUP)
 
 /* Of codes' numbers, unscaled: each has four bits, so none is rounded. */
 FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
@@ -130,22 +148,26 @@ FOR_AVX2 ALONE void open_nvfp4(struct nvfp4_row *row, const struct matrix *m, in
     row->divides = m->part[3] != NULL;
 }
 
+/* E4M3's exponent and mantissa as F16's are 2 ** -8 of what they are. */
+FOR_AVX512 ALONE __m512 from_e4m3_16(__m128i bits)
+{
+    const __m256i wide = _mm256_cvtepi8_epi16(bits), size = _mm256_set1_epi16(127);
+    const __m512i none = _mm512_cvtepi16_epi32(_mm256_cmpeq_epi16(_mm256_and_si256(wide, size), size));
+    const __m512 found = _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xbfff)));
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(_mm512_mul_ps(found, _mm512_set1_ps(256))), none));
+}
+
 FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512 numbers = _mm512_loadu_ps(e2m1);
     const int64_t odd = 0x0010001000100010;
     const __m512i nibble = _mm512_set1_epi16(15), upper = _mm512_setr_epi64(0, odd, 0, odd, 0, odd, 0, odd);
     const uint8_t *codes = row->codes + column / 2;
-    float scales[BLOCK / SMALL_GROUP];
-    uint8_t bits[BLOCK / SMALL_GROUP] = {0};
-    memcpy(bits, row->scales + column / SMALL_GROUP, (size_t)(2 * tiles));
-    /* E4M3's exponent and mantissa as F16's, 2 ** -8 of what they are */
-    __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)bits));
-    __m128i none = _mm_cmpeq_epi16(_mm_and_si128(wide, _mm_set1_epi16(127)), _mm_set1_epi16(127));
-    __m256 found = _mm256_mul_ps(_mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff))), _mm256_set1_ps(256));
-    found = row->divides ? _mm256_div_ps(found, _mm256_set1_ps(row->factor)) : _mm256_mul_ps(found, _mm256_set1_ps(row->factor));
-    _mm256_storeu_ps(scales, _mm256_or_ps(found, _mm256_castsi256_ps(_mm256_cvtepi16_epi32(none))));
-    FROM_MEMORY(scales, BLOCK / SMALL_GROUP);
+    float scales[16];
+    __m512 found = from_e4m3_16(_mm_maskz_loadu_epi8((__mmask16)((1 << 2 * tiles) - 1), row->scales + column / SMALL_GROUP));
+    found = row->divides ? _mm512_div_ps(found, _mm512_set1_ps(row->factor)) : _mm512_mul_ps(found, _mm512_set1_ps(row->factor));
+    _mm512_storeu_ps(scales, found);
+    FROM_MEMORY(scales, 16);
     fetch(codes, far / 2, 1);
     for (int t = 0; t < tiles; t++) {
         const __m512 first = _mm512_mul_ps(numbers, _mm512_set1_ps(scales[2 * t]));
@@ -156,7 +178,19 @@ FOR_AVX512 ALONE void block_nvfp4(struct nvfp4_row *row, int64_t column, __m512i
     }
 }
 
-BLOCKS(nvfp4, BY_TURNS, ONE_ROW, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip)
+FOR_AVX512 ALONE void fill_nvfp4(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / SMALL_GROUP;
+    const uint8_t *scales = (const uint8_t *)m->part[1] + o * groups;
+    const __m512 factor = _mm512_set1_ps(((const float *)m->part[2])[o / m->group]);
+    for (int64_t g = 0; g < groups; g += 16) {
+        const __mmask16 some = (__mmask16)(groups - g < 16 ? (1 << (groups - g)) - 1 : -1);
+        const __m512 found = from_e4m3_16(_mm_maskz_loadu_epi8(some, scales + g));
+        _mm512_storeu_ps(row->scales + g, m->part[3] ? _mm512_div_ps(found, factor) : _mm512_mul_ps(found, factor));
+    }
+}
+
+WORDS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip, fill_nvfp4, e2m1_table(), 0, SMALL_GROUP)
 
 FOR_AVX2 ALONE __m256 nvfp4_scale_avx2(const struct nvfp4_row *row, uint8_t bits)
 {

@@ -83,6 +83,12 @@ product_fn product_of(int32_t kind, int level)
     return table[kind].by[level];
 }
 
+int takes_words(int32_t kind, int level)
+{
+    return level >= LEVEL_AVX512 &&
+           (kind == KIND_INT4 || kind == KIND_MXFP4 || kind == KIND_NVFP4 || kind == KIND_GPTQ4 || kind == KIND_AWQ);
+}
+
 int64_t rows_at_once(int32_t kind)
 {
     return kind == KIND_AWQ ? AWQ_ROWS : TILE_ROWS;

@@ -109,11 +109,6 @@ FOR_AVX2 static void turn_awq_avx2(const struct matrix *m, int64_t o, int64_t co
 {
     turn_awq(m, o, count, out);
 }
-
-FOR_AVX512 static void put_all_in_turns(const uint16_t *x, int64_t count, uint16_t *out)
-{
-    put_in_turns(x, count, out);
-}
 #endif
 
 static uint32_t zeros_of(uint32_t word, int awq, int less_one)
@@ -133,15 +128,6 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
     const int64_t at_once = awq ? AWQ_ROWS : TILE_ROWS, groups = m->columns / m->group;
     uint32_t words[at_once * m->columns / 8] __attribute__((aligned(64))), zeros[at_once / 8 * groups];
     uint16_t scales[at_once * groups];
-    struct inputs given = *in;
-#ifdef HAS_X86
-    const int few = level >= LEVEL_AVX512 && in->rows <= MOST_WIDE && m->columns % TILE == 0;
-    uint16_t by_turns[few ? in->rows * m->columns : TILE] __attribute__((aligned(64)));
-    if (few) {
-        put_all_in_turns(in->xb, in->rows * m->columns, by_turns);
-        given.turned = by_turns;
-    }
-#endif
     for (int64_t o = first; o < last; o += at_once) {
         const int64_t count = last - o < at_once ? last - o : at_once;
         const struct matrix turned = {KIND_INT4, m->group, count, m->columns, {words, scales, zeros, m->part[3], 0}};
@@ -153,7 +139,7 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
                 zeros[r * groups + g] = zeros_of(((const uint32_t *)m->part[2])[g * (m->rows / 8) + o / 8 + r], awq, m->part[4] != NULL);
         }
         turn(m, o, count, words);
-        multiply(&turned, 0, count, &given, y + o, stride);
+        multiply(&turned, 0, count, in, y + o, stride);
     }
 }
 

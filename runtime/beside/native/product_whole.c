@@ -5,8 +5,8 @@
  * NULL. part[2] NULL, or zero points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
  * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
  * [rows / 4][columns / group]. group divides columns. */
-#include "product_blocks.h"
 #include "product_blocks_avx2.h"
+#include "product_words.h"
 
 enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
 
@@ -137,6 +137,35 @@ FOR_AVX512 ALONE void block_int4(struct whole_row *row, int64_t column, __m512i 
     }
 }
 
+/* As if 8 were the zero point. */
+FOR_AVX512 ALONE __m512i int4_table(void)
+{
+    const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    return table_of_16(numbers, 0);
+}
+
+FOR_AVX512 ALONE void fill_int4(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / m->group;
+    const uint16_t *scales = (const uint16_t *)m->part[1] + o * groups;
+    const int32_t *zeros = m->part[2] ? (const int32_t *)m->part[2] + o / 8 * groups : NULL;
+    const __m128i place = _mm_cvtsi32_si128((int)(o % 8) * 4);
+    for (int64_t g = 0; g < groups; g += 16) {
+        const __mmask16 some = (__mmask16)(groups - g < 16 ? (1 << (groups - g)) - 1 : -1);
+        const __m256i bits = _mm256_maskz_loadu_epi16(some, scales + g);
+        const __m512i wide = _mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16);
+        _mm512_storeu_ps(row->scales + g, m->part[3] ? _mm512_cvtph_ps(bits) : _mm512_castsi512_ps(wide));
+        if (zeros) {
+            const __m512i words = _mm512_maskz_loadu_epi32(some, zeros + g);
+            const __m512i zero = _mm512_and_si512(_mm512_srl_epi32(words, place), _mm512_set1_epi32(15));
+            _mm512_storeu_ps(row->shifts + g, _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_set1_epi32(8), zero)));
+        }
+    }
+    spread_groups(row->scales, m->columns, m->group);
+    if (zeros)
+        spread_groups(row->shifts, m->columns, m->group);
+}
+
 FOR_AVX512 ALONE void block_bytes(struct whole_row *row, int64_t column, __m512i *w, const int tiles, const int middle, const int native,
                                   const int64_t far)
 {
@@ -252,7 +281,7 @@ FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column,
 BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
-BLOCKS(int4, BY_TURNS, ONE_ROW, whole_row, open_int4, block_int4, int4_strip)
-BLOCKS(int8, IN_ORDER, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
-BLOCKS(uint8, IN_ORDER, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
+WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
+BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
+BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
 #endif

@@ -37,11 +37,22 @@ static int64_t pairs_bytes(int64_t rows, int64_t columns)
     return lines((rows + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS * ((columns + 1) / 2 * 2) * 2);
 }
 
+/* Columns of words; a sum of eight takes an eighth of a float each. */
+static int64_t padded(int64_t columns)
+{
+    return (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS * WORDS_COLUMNS;
+}
+
+static int64_t words_bytes(int64_t rows, int64_t columns)
+{
+    return lines(2 * rows * padded(columns)) + lines(4 * rows * padded(columns) / WORDS_LANE);
+}
+
 int64_t scratch_bytes(const struct unit *unit, int64_t rows)
 {
     int64_t inputs = inputs_of(unit), middle = middle_of(unit);
     return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
-           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
+           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(rows, inputs) + words_bytes(rows, middle) + (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
 }
 
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
@@ -56,7 +67,11 @@ struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
     found.middle = (uint16_t *)(at += lines(4 * rows * unit->down.rows));
     found.x_pairs = (uint16_t *)(at += lines(2 * rows * middle));
     found.middle_pairs = (uint16_t *)(at += pairs_bytes(rows, inputs));
-    found.both = (float *)(at + pairs_bytes(rows, middle));
+    found.x_words = (uint16_t *)(at += pairs_bytes(rows, middle));
+    found.x_eights = (float *)(at + lines(2 * rows * padded(inputs)));
+    found.middle_words = (uint16_t *)(at += words_bytes(rows, inputs));
+    found.middle_eights = (float *)(at + lines(2 * rows * padded(middle)));
+    found.both = (float *)(at + words_bytes(rows, middle));
     return found;
 }
 
@@ -79,6 +94,34 @@ static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int6
     }
 }
 
+static int wants_words(const struct work *work, const struct matrix *m)
+{
+    return work->rows <= MOST_WIDE && takes_words(m->kind, work->team->level);
+}
+
+/* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. */
+static void words_of(const float *values, const uint16_t *rounded, uint16_t *words, float *eights, int64_t rows, int64_t columns,
+                     int64_t first, int64_t last)
+{
+    const int64_t all = padded(columns), end = last < columns ? last : all;
+    for (int64_t r = 0; r < rows; r++, values += columns, rounded += columns, words += all, eights += all / WORDS_LANE)
+        for (int64_t k = first; k < end; k += WORDS_LANE) {
+            uint16_t *to = words + k / WORDS_COLUMNS * WORDS_COLUMNS + k % WORDS_COLUMNS / 4;
+            float sum = 0;
+            for (int64_t i = 0; i < WORDS_LANE; i++) {
+                const int there = k + i < columns;
+                to[i % 4 * (WORDS_COLUMNS / 4) + i / 4] = there ? rounded[k + i] : 0;
+                sum += there ? values[k + i] : 0;
+            }
+            eights[k / WORDS_LANE] = sum;
+        }
+}
+
+static const struct matrix *first_matrix(const struct unit *unit)
+{
+    return unit->form == FORM_PRODUCT ? &unit->down : &unit->up;
+}
+
 static void take_inputs(const void *given, int64_t first, int64_t last)
 {
     const struct work *work = given;
@@ -88,12 +131,16 @@ static void take_inputs(const void *given, int64_t first, int64_t last)
             work->scratch->x[r * columns + k] = from_bf16(work->x[r * columns + k]);
     if (wants_pairs(work))
         pairs_of(work->x, work->scratch->x_pairs, work->rows, columns, first, last);
+    if (wants_words(work, first_matrix(work->unit)))
+        words_of(work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, work->rows, columns, first, last);
 }
 
 static struct inputs first_inputs(const struct work *work)
 {
+    const struct scratch *scratch = work->scratch;
+    const uint16_t *words = wants_words(work, first_matrix(work->unit)) ? scratch->x_words : 0;
     const struct inputs in = {
-        work->rows, inputs_of(work->unit), work->scratch->x, work->x, wants_pairs(work) ? work->scratch->x_pairs : 0, 0,
+        work->rows, inputs_of(work->unit), scratch->x, work->x, wants_pairs(work) ? scratch->x_pairs : 0, words, scratch->x_eights,
     };
     return in;
 }
@@ -158,6 +205,17 @@ static void add(float *to, const float *bias, int64_t count)
         to[o] += bias[o];
 }
 
+/* Columns [first, last) of what down takes, in the forms that it takes. */
+static void share_middle(const struct work *work, int64_t first, int64_t last)
+{
+    const struct scratch *scratch = work->scratch;
+    const int64_t middle = middle_of(work->unit);
+    if (wants_pairs(work))
+        pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
+    if (wants_words(work, &work->unit->down))
+        words_of(scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, work->rows, middle, first, last);
+}
+
 /* Rounded once, as the card's own kernel for these experts. */
 static void make_paired(const void *given, int64_t first, int64_t last)
 {
@@ -179,8 +237,7 @@ static void make_paired(const void *given, int64_t first, int64_t last)
             made[o] = from_bf16(value);
         }
     }
-    if (wants_pairs(work))
-        pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
+    share_middle(work, first, last);
 }
 
 static void make_middle(const void *given, int64_t first, int64_t last)
@@ -201,8 +258,7 @@ static void make_middle(const void *given, int64_t first, int64_t last)
         add(up, unit->bias[1] ? unit->bias[1] + first : 0, count);
         activate_at(work->team->level)(gated ? gate : 0, up, scratch->middle + r * middle + first, count, unit->activation);
     }
-    if (wants_pairs(work))
-        pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
+    share_middle(work, first, last);
 }
 
 static void make_outputs(const void *given, int64_t first, int64_t last)
@@ -211,8 +267,9 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const int64_t outputs = unit->down.rows;
+    const uint16_t *words = wants_words(work, &unit->down) ? scratch->middle_words : 0;
     const struct inputs after = {
-        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0, 0,
+        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0, words, scratch->middle_eights,
     };
     const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
     product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);

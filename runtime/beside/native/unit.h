@@ -21,7 +21,8 @@ struct unit {
 /* Memory that threads share for one unit at a time. Floats of `rows` input rows and the widest layers. */
 struct scratch {
     float *x, *gate, *up, *out, *both;
-    uint16_t *middle, *x_pairs, *middle_pairs;
+    uint16_t *middle, *x_pairs, *middle_pairs, *x_words, *middle_words;
+    float *x_eights, *middle_eights;
 };
 
 int64_t inputs_of(const struct unit *unit);

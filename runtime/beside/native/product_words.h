@@ -1,0 +1,123 @@
+/* Products with numbers of 4 bits that lie along rows, two a byte, the lower half first: up to 4 input rows, in AVX512.
+ *
+ * 64 bytes are 32 words of 16 bits, and word j holds columns 4 j to 4 j + 3 of 128. So a shift by 4 n leaves column 4 j + n lowest in word j:
+ * decoding takes a shift and one operation for 32 columns, and no table for each group. Inputs lie in the same order, struct inputs' words.
+ * Each of a sum's 16 lanes then holds 8 neighbouring columns, and is multiplied by their group's scale when 128 columns are summed:
+ *
+ *     y = sum over groups: scale * sum over the group's columns: number * x
+ *
+ * Weights are not rounded to BF16, as decoding rounds them. A core of Zen 4 multiplies 26 GB/s of INT4 so from its own cache, where a table for
+ * each group and codes cut from bytes gave 15 (docs/log.md, 2026-11-26). */
+#ifndef PENSTOCK_PRODUCT_WORDS_H
+#define PENSTOCK_PRODUCT_WORDS_H
+
+#include "product_blocks.h"
+
+#ifdef HAS_X86
+/* A row of the matrix. scales: of its groups, or, where these are larger, of each WORDS_COLUMNS columns. shifts: what is added to all
+ * numbers of a group. */
+struct words_row {
+    const uint8_t *codes;
+    float *scales, *shifts;
+};
+
+/* Whether groups of columns end where lanes and sums do. */
+ALONE int words_fit(int64_t columns, int64_t group)
+{
+    const int larger = group % WORDS_COLUMNS == 0 || (group == columns && group > WORDS_COLUMNS);
+    return columns % TILE == 0 && (larger || (group % (2 * WORDS_LANE) == 0 && WORDS_COLUMNS % group == 0));
+}
+
+/* Of numbers of groups one for each sum of 128 columns, where a group is larger. From the last on, since they lie where they came from. */
+ALONE void spread_groups(float *numbers, int64_t columns, int64_t group)
+{
+    for (int64_t b = (columns - 1) / WORDS_COLUMNS; group > WORDS_COLUMNS && b >= 0; b--)
+        numbers[b] = numbers[b * WORDS_COLUMNS / group];
+}
+
+/* A factor for each lane. at: those of a sum's groups, with `lanes` lanes each. */
+FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whole)
+{
+    return whole ? _mm512_set1_ps(*at) : _mm512_permutexvar_ps(places, _mm512_loadu_ps(at));
+}
+
+/* name: product_fn.
+ *
+ *     fill(m, o, row)   scales, and shifts where `shifted`, of row o
+ *     table             the sixteen numbers as BF16, twice: a code's fifth bit is anything
+ *     shifted           whether numbers of `m` are shifted
+ *     group             columns that have one scale */
+#define WORDS_AT(name, native, fill, table, shifted, group, strips)                                                                  \
+    FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
+                                     int64_t stride, const int wide, const int whole, const int shift)                               \
+    {                                                                                                                                \
+        const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
+        const int64_t step = 16 / lanes;                                                                                             \
+        const __m512i numbers = table, lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);               \
+        const __m512i places = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz((unsigned)lanes)));                            \
+        __m512 sums[MOST_WIDE];                                                                                                      \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                        \
+        for (int64_t b = 0; b < all; b++) {                                                                                          \
+            const uint8_t *codes = row->codes + b * (WORDS_COLUMNS / 2);                                                             \
+            const __m512i words = b < blocks ? _mm512_loadu_si512(codes)                                                             \
+                                             : _mm512_maskz_loadu_epi8((__mmask64)-1 >> (WORDS_COLUMNS - tail) / 2, codes);          \
+            const __m512 scales = by_lanes(row->scales + b * step, places, whole);                                                   \
+            __m512i w[4];                                                                                                            \
+            fetch(codes, AHEAD, 1);                                                                                                  \
+            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) w[n] =                                                               \
+                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), numbers);                                                  \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
+            {                                                                                                                        \
+                const uint16_t *x = in->words + (r * all + b) * WORDS_COLUMNS;                                                       \
+                __m512 sum = _mm512_setzero_ps();                                                                                    \
+                if (shift)                                                                                                           \
+                    sum = _mm512_mul_ps(_mm512_load_ps(in->eights + (r * all + b) * 16),                                             \
+                                        by_lanes(row->shifts + b * step, places, whole));                                            \
+                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) sum = and_pairs(sum, w[n], x + TILE * n, native);                \
+                sums[r] = _mm512_fmadd_ps(sum, scales, sums[r]);                                                                     \
+            }                                                                                                                        \
+        }                                                                                                                            \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
+    }                                                                                                                                \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+                                     int64_t stride, const int wide)                                                                 \
+    {                                                                                                                                \
+        const int64_t columns = m->columns, each = (int64_t)(group) < WORDS_COLUMNS ? (group) : WORDS_COLUMNS;                       \
+        const int lanes = (int)each / WORDS_LANE;                                                                                    \
+        float scales[columns / each + 32], shifts[columns / each + 32];                                                              \
+        memset(scales, 0, sizeof scales);                                                                                            \
+        memset(shifts, 0, sizeof shifts);                                                                                            \
+        for (int64_t o = first; o < last; o++) {                                                                                     \
+            struct words_row row = {(const uint8_t *)m->part[0] + o * columns / 2, scales, shifts};                                  \
+            fill(m, o, &row);                                                                                                        \
+            if (lanes == 16 && !(shifted))                                                                                           \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 0);                                                     \
+            else if (lanes == 16)                                                                                                    \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 1);                                                     \
+            else if (!(shifted))                                                                                                     \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 0);                                                     \
+            else                                                                                                                     \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 1);                                                     \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        switch (in->words && words_fit(m->columns, group) ? in->rows : 0) {                                                          \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: strips(m, first, last, in, y, stride);                                                                              \
+        }                                                                                                                            \
+    }
+
+/* name_avx512, name_dot, name_amx: by words, more rows by strips that `block` decodes. */
+#define WORDS(name, state, open, block, decode, fill, table, shifted, group)                                                         \
+    DECODED_AT(name##_avx512, 0, LEVEL_AVX512, BY_TURNS, state, open, block, decode)                                                 \
+    DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \
+    WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips)                                                    \
+    WORDS_AT(name##_dot, 1, fill, table, shifted, group, name##_dot_strips)                                                          \
+    FOR_TILES(name)
+#endif
+
+#endif
