@@ -83,10 +83,22 @@ product_fn product_of(int32_t kind, int level)
     return table[kind].by[level];
 }
 
-int takes_words(int32_t kind, int level)
+int64_t words_run(int32_t kind, int level)
 {
-    return level >= LEVEL_AVX512 &&
-           (kind == KIND_INT4 || kind == KIND_MXFP4 || kind == KIND_NVFP4 || kind == KIND_GPTQ4 || kind == KIND_AWQ);
+    if (level < LEVEL_AVX512)
+        return 0;
+    switch (kind) {
+    case KIND_INT4:
+    case KIND_GPTQ4:
+    case KIND_AWQ:
+    case KIND_MXFP4:
+    case KIND_NVFP4: return 1;
+    case KIND_Q4_0: return 16;
+    case KIND_Q4_K:
+    case KIND_Q5_K: return 32;
+    case KIND_Q6_K: return 64;
+    default: return 0;
+    }
 }
 
 int64_t rows_at_once(int32_t kind)

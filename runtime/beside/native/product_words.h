@@ -1,11 +1,13 @@
-/* Products with numbers of 4 bits that lie along rows, two a byte, the lower half first: up to 4 input rows, in AVX512.
+/* Products with numbers whose lowest 4 bits lie along rows, two a byte: up to 4 input rows, in AVX512.
  *
- * 64 bytes are 32 words of 16 bits, and word j holds columns 4 j to 4 j + 3 of 128. So a shift by 4 n leaves column 4 j + n lowest in word j:
- * decoding takes a shift and one operation for 32 columns, and no table for each group. Inputs lie in the same order, struct inputs' words.
- * Each of a sum's 16 lanes then holds 8 neighbouring columns, and is multiplied by their group's scale when 128 columns are summed:
+ * 64 bytes are 32 words of 16 bits, and have 128 columns: of each 2 * run columns the first half in the lower halves of `run` bytes, the
+ * others in the upper halves. A shift by 4 n leaves one number lowest in each word: decoding takes a shift and one permutation for 32 columns,
+ * and no table for each group. Inputs lie in the same order, struct inputs' words. Lanes of a sum then belong to one group each, and are
+ * multiplied by its scale when 128 columns are summed:
  *
  *     y = sum over groups: scale * sum over the group's columns: number * x
  *
+ * With runs of one, a lane of a sum has 8 neighbouring columns. With longer ones numbers of even n are of other columns than those of odd n.
  * Weights are not rounded to BF16, as decoding rounds them. A core of Zen 4 multiplies 26 GB/s of INT4 so from its own cache, where a table for
  * each group and codes cut from bytes gave 15 (docs/log.md, 2026-11-26). */
 #ifndef PENSTOCK_PRODUCT_WORDS_H
@@ -102,7 +104,57 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
     }                                                                                                                                \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
     {                                                                                                                                \
-        switch (in->words && words_fit(m->columns, group) ? in->rows : 0) {                                                          \
+        switch (in->run == 1 && words_fit(m->columns, group) ? in->rows : 0) {                                                       \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: strips(m, first, last, in, y, stride);                                                                              \
+        }                                                                                                                            \
+    }
+
+/* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
+struct words_part {
+    __m512i w[4];
+    __m512 even, odd, less;
+};
+
+/* name: product_fn, of blocks that have their scales with them.
+ *
+ *     open(state *, m, row)
+ *     part(state *, column, columns left, struct words_part *)
+ *     lessened                          whether there is `less` */
+#define RUNS_AT(name, native, state, open, part, runs, lessened, strips)                                                             \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+                                     int64_t stride, const int wide)                                                                 \
+    {                                                                                                                                \
+        const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;                                     \
+        for (int64_t o = first; o < last; o++) {                                                                                     \
+            struct state row = {0};                                                                                                  \
+            __m512 sums[MOST_WIDE];                                                                                                  \
+            open(&row, m, o);                                                                                                        \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                    \
+            for (int64_t b = 0; b < all; b++) {                                                                                      \
+                struct words_part found;                                                                                             \
+                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found);                                                  \
+                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
+                {                                                                                                                    \
+                    const uint16_t *x = in->words + (r * all + b) * WORDS_COLUMNS;                                                   \
+                    __m512 even = and_pairs(_mm512_setzero_ps(), found.w[0], x, native);                                             \
+                    __m512 odd = and_pairs(_mm512_setzero_ps(), found.w[1], x + TILE, native);                                       \
+                    even = and_pairs(even, found.w[2], x + 2 * TILE, native);                                                        \
+                    odd = and_pairs(odd, found.w[3], x + 3 * TILE, native);                                                          \
+                    sums[r] = _mm512_fmadd_ps(even, found.even, _mm512_fmadd_ps(odd, found.odd, sums[r]));                           \
+                    if (lessened)                                                                                                    \
+                        sums[r] = _mm512_fnmadd_ps(found.less, _mm512_load_ps(in->eights + (r * all + b) * 16), sums[r]);            \
+                }                                                                                                                    \
+            }                                                                                                                        \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        switch (in->run == runs && m->columns % TILE == 0 ? in->rows : 0) {                                                          \
         case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
         case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
         case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
@@ -112,6 +164,14 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
     }
 
 /* name_avx512, name_dot, name_amx: by words, more rows by strips that `block` decodes. */
+#define RUNS(name, state, open, block, decode, part, runs, lessened)                                                                 \
+    DECODED_AT(name##_avx512, 0, LEVEL_AVX512, IN_ORDER, state, open, block, decode)                                                 \
+    DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
+    RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips)                                               \
+    RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips)                                                     \
+    FOR_TILES(name)
+
+/* The same. */
 #define WORDS(name, state, open, block, decode, fill, table, shifted, group)                                                         \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, BY_TURNS, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \

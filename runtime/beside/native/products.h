@@ -46,14 +46,14 @@ enum { TILE_ROWS = 16, TILES_FROM = 5, AWQ_ROWS = 64 };
 /* So many input rows are multiplied at once without tiles. */
 enum { MOST_WIDE = 4 };
 
-/* Columns of product_words.h that are summed at once, and those that one lane of a sum has. */
+/* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
 enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
 
 /* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
- * up][16][2] BF16, zeros where no row or column is. words: NULL, or xb in the order of product_words.h, [rows][columns / 128, rounded
- * up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64 bytes. */
+ * up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h, [rows][columns / 128,
+ * rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64 bytes. */
 struct inputs {
-    int64_t rows, columns;
+    int64_t rows, columns, run;
     const float *x;
     const uint16_t *xb, *pairs, *words;
     const float *eights;
@@ -65,8 +65,8 @@ typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, 
 /* The function of a kind for the widest instruction set up to level. */
 product_fn product_of(int32_t kind, int level);
 
-/* Whether products of a kind read words of up to MOST_WIDE input rows at level. */
-int takes_words(int32_t kind, int level);
+/* The run of product_words.h by which products of a kind read up to MOST_WIDE input rows at level; 0 for none. */
+int64_t words_run(int32_t kind, int level);
 
 /* Rows of a matrix of a kind that a thread should claim together: a multiple of 16. */
 int64_t rows_at_once(int32_t kind);

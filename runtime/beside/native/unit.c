@@ -94,24 +94,25 @@ static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int6
     }
 }
 
-static int wants_words(const struct work *work, const struct matrix *m)
+static int64_t wanted_run(const struct work *work, const struct matrix *m)
 {
-    return work->rows <= MOST_WIDE && takes_words(m->kind, work->team->level);
+    return work->rows <= MOST_WIDE ? words_run(m->kind, work->team->level) : 0;
 }
 
-/* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. */
+/* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. Of each 2 * run columns the first half lie in the
+ * lower halves of `run` bytes, the others in the upper halves. */
 static void words_of(const float *values, const uint16_t *rounded, uint16_t *words, float *eights, int64_t rows, int64_t columns,
-                     int64_t first, int64_t last)
+                     int64_t first, int64_t last, int64_t run)
 {
     const int64_t all = padded(columns), end = last < columns ? last : all;
     for (int64_t r = 0; r < rows; r++, values += columns, rounded += columns, words += all, eights += all / WORDS_LANE)
         for (int64_t k = first; k < end; k += WORDS_LANE) {
-            uint16_t *to = words + k / WORDS_COLUMNS * WORDS_COLUMNS + k % WORDS_COLUMNS / 4;
+            uint16_t *to = words + k / WORDS_COLUMNS * WORDS_COLUMNS;
             float sum = 0;
-            for (int64_t i = 0; i < WORDS_LANE; i++) {
-                const int there = k + i < columns;
-                to[i % 4 * (WORDS_COLUMNS / 4) + i / 4] = there ? rounded[k + i] : 0;
-                sum += there ? values[k + i] : 0;
+            for (int64_t i = k; i < k + WORDS_LANE; i++) {
+                const int64_t at = i % WORDS_COLUMNS, byte = at / (2 * run) * run + at % run, upper = at / run % 2;
+                to[(byte % 2 * 2 + upper) * (WORDS_COLUMNS / 4) + byte / 2] = i < columns ? rounded[i] : 0;
+                sum += i < columns ? values[i] : 0;
             }
             eights[k / WORDS_LANE] = sum;
         }
@@ -131,16 +132,18 @@ static void take_inputs(const void *given, int64_t first, int64_t last)
             work->scratch->x[r * columns + k] = from_bf16(work->x[r * columns + k]);
     if (wants_pairs(work))
         pairs_of(work->x, work->scratch->x_pairs, work->rows, columns, first, last);
-    if (wants_words(work, first_matrix(work->unit)))
-        words_of(work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, work->rows, columns, first, last);
+    const int64_t run = wanted_run(work, first_matrix(work->unit));
+    if (run)
+        words_of(work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, work->rows, columns, first, last, run);
 }
 
 static struct inputs first_inputs(const struct work *work)
 {
     const struct scratch *scratch = work->scratch;
-    const uint16_t *words = wants_words(work, first_matrix(work->unit)) ? scratch->x_words : 0;
+    const uint16_t *pairs = wants_pairs(work) ? scratch->x_pairs : 0;
+    const int64_t run = wanted_run(work, first_matrix(work->unit));
     const struct inputs in = {
-        work->rows, inputs_of(work->unit), scratch->x, work->x, wants_pairs(work) ? scratch->x_pairs : 0, words, scratch->x_eights,
+        work->rows, inputs_of(work->unit), run, scratch->x, work->x, pairs, scratch->x_words, scratch->x_eights,
     };
     return in;
 }
@@ -212,8 +215,9 @@ static void share_middle(const struct work *work, int64_t first, int64_t last)
     const int64_t middle = middle_of(work->unit);
     if (wants_pairs(work))
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
-    if (wants_words(work, &work->unit->down))
-        words_of(scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, work->rows, middle, first, last);
+    const int64_t run = wanted_run(work, &work->unit->down);
+    if (run)
+        words_of(scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, work->rows, middle, first, last, run);
 }
 
 /* Rounded once, as the card's own kernel for these experts. */
@@ -267,9 +271,10 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
     const struct unit *unit = work->unit;
     const struct scratch *scratch = work->scratch;
     const int64_t outputs = unit->down.rows;
-    const uint16_t *words = wants_words(work, &unit->down) ? scratch->middle_words : 0;
+    const uint16_t *pairs = wants_pairs(work) ? scratch->middle_pairs : 0;
+    const int64_t run = wanted_run(work, &unit->down);
     const struct inputs after = {
-        work->rows, middle_of(unit), scratch->up, scratch->middle, wants_pairs(work) ? scratch->middle_pairs : 0, words, scratch->middle_eights,
+        work->rows, middle_of(unit), run, scratch->up, scratch->middle, pairs, scratch->middle_words, scratch->middle_eights,
     };
     const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
     product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compi
 LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
 SHAPES = [(37, 768), (50, 352), (130, 2880), (3, 4096), (9, 40), (88, 1408)]
 """Rows and columns: whole blocks and a part of one, rows that are no multiple of anything."""
-BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4"), ("MXFP4",)
+BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4", "Q4_0", "Q4_K", "Q5_K", "Q6_K"), ("MXFP4",)
 """Formats by words, and those whose decoded weights need no rounding."""
 WORDS_ROWS = 4
 
