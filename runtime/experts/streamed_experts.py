@@ -107,9 +107,11 @@ class Experts:
         return [Fill(room.layouts[key], room.on_card[key].segments, place) for key, place in places.items()]
 
     def start(self) -> None:
-        """DRAM has what it was to be filled with: fill what is left of VRAM."""
+        """DRAM has what it was to be filled with: fill what is left of VRAM, and make ready what the CPU computes with."""
         if self.card is not None:
             self.card.start()
+        if self._beside is not None:
+            self._beside.prepare({key: self.dram.place(*key) for key in self._room.layouts if self.dram.here(*key)})
 
     def rehearse(self) -> None:
         """Compute from anywhere until :meth:`stream`."""

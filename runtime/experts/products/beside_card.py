@@ -144,6 +144,12 @@ class BesideCard:
         self._used: tuple[int, float] | None = None
         """Once it is closed."""
 
+    def prepare(self, places: Mapping[tuple[int, int], tuple[int, torch.Tensor]]) -> None:
+        """Make the units of experts, by layer and number, that have come to their ``places`` in DRAM. Some 100 us each, before the CPU
+        begins with one and before any copy is queued: a step would wait for it. Takes 4 bytes of DRAM for each of their biases."""
+        for (layer, expert), place in places.items():
+            self._unit_of(layer, expert, *place).in_c()
+
     def take(self, hidden: torch.Tensor) -> None:
         """``hidden`` [rows, hidden] goes into a layer's router, whose choice the host waits for. Nothing for more rows than a step has."""
         if len(hidden) <= len(self._x):

@@ -101,6 +101,26 @@ def test_coded_experts_with_biases_say_the_same(tmp_path: Path, dram: int) -> No
     assert all(torch.allclose(a, b, atol=0.05) for a, b in zip(made.logits, want.logits, strict=True))
 
 
+def test_no_step_makes_units_of_experts_that_dram_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is made once, while weights load: the CPU and all copies of a visit would wait for it."""
+    config = gpt_oss_config({"layers": "3", "hidden": "64", "experts": "8", "vocab": "300"})
+    write_gpt_oss(config | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}, tmp_path / "oss")
+    made, make = list[int](), beside_card.ExpertUnits._unit
+
+    def counted(self: beside_card.ExpertUnits, tensors: Any) -> Any:
+        made.append(1)
+        return make(self, tensors)
+
+    monkeypatch.setattr(beside_card.ExpertUnits, "_unit", counted)
+    batch = Batch(prompts=[[5, 9, 200, 31, 7]], max_new_tokens=8, chunk_tokens=1 << 20)
+    with opened(plan_of(tmp_path / "oss", 1), tmp_path / "oss", HostCopier()) as session:
+        session.load(batch)
+        loaded = len(made)
+        session.generate(batch, Sampler(Sampling(), CPU))
+        assert session.engine.facts()["experts"]["computed_on_cpu"] > 0
+    assert loaded == len(made) >= 3 * 8
+
+
 @pytest.mark.parametrize("gbps, missed", [(0.001, MissedExperts.split), (20.0, MissedExperts.copied)])
 def test_a_slow_cpu_and_a_plan_without_it_compute_none(random_mixtral: Path, gbps: float, missed: MissedExperts) -> None:
     batch = Batch(prompts=[[5, 9, 200]], max_new_tokens=4, chunk_tokens=1 << 20)
