@@ -17,7 +17,7 @@ class HostSplit:
     With k of n missed experts on the CPU, q seconds of copies on the link before them, b the share of a rate that is left while both are
     at work, the visit waits for
 
-        max(hop + sum of host_s, q + (n - k) * copy_s), each at its b until the shorter one ends
+        max(asked_s + hop + sum of host_s, max(q, k * asked_s) + (n - k) * copy_s), each at its b until the shorter one ends
 
     and the least k is taken for which that is least. The CPU takes those with the fewest rows, whose products are shortest; a copy takes
     as long for any. The link keeps what it brings, so it gets those that the caller names first.
@@ -33,18 +33,21 @@ class HostSplit:
     """The share of the CPU's rate that is left while the link copies."""
     link_beside: float = 1.0
     """The share of the link's rate that is left while the CPU computes."""
+    asked_s: float = 0.0
+    """The host's to ask the CPU for one. It asks for all of them before it queues the first copy."""
 
     def ends(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> tuple[float, float]:
         """Seconds until the CPU's results of experts of ``rows`` are there, and until ``copied`` others are where they are computed; 0 for
         none."""
-        return self.ends_of(sum(self.host_s[n - 1] for n in rows), bool(rows), copied, queue_s)
+        return self.ends_of(sum(self.host_s[n - 1] for n in rows), len(rows), copied, queue_s)
 
-    def ends_of(self, host_s: float, any_rows: bool, copied: int, queue_s: float) -> tuple[float, float]:
-        """The same where the CPU's products take ``host_s`` while the link rests."""
+    def ends_of(self, host_s: float, asked: int, copied: int, queue_s: float) -> tuple[float, float]:
+        """The same where the CPU's products with as many as are ``asked`` for take ``host_s`` while the link rests."""
         link_s = queue_s + copied * self.copy_s
         both_s = min(host_s / self.host_beside, link_s / self.link_beside)
         host_s, link_s = host_s + both_s * (1 - self.host_beside), link_s + both_s * (1 - self.link_beside)
-        return self.hop_s + host_s if any_rows else 0.0, link_s if copied else 0.0
+        idle_s = max(0.0, asked * self.asked_s - queue_s)
+        return self.asked_s + self.hop_s + host_s if asked else 0.0, idle_s + link_s if copied else 0.0
 
     def lasts(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> float:
         """Seconds until all of these are there."""
@@ -62,5 +65,5 @@ def _on_host(split: HostSplit, rows: tuple[int, ...], queue_s: float) -> tuple[i
     fits = [at for at, n in enumerate(rows) if 1 <= n <= len(split.host_s)]
     order = sorted(fits, key=lambda at: (rows[at], -at))
     seconds = accumulate((split.host_s[rows[at] - 1] for at in order), initial=0.0)
-    waits = [max(split.ends_of(host_s, k > 0, len(rows) - k, queue_s)) for k, host_s in enumerate(seconds)]
+    waits = [max(split.ends_of(host_s, k, len(rows) - k, queue_s)) for k, host_s in enumerate(seconds)]
     return tuple(sorted(order[: waits.index(min(waits))]))

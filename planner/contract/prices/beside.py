@@ -36,6 +36,7 @@ from penstock.planner.contract.given.model import Experts, ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import ahead_of
+from penstock.planner.contract.prices.launches import handed_issue_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
@@ -235,7 +236,8 @@ def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots |
     curve = host.curve(stored)
     assert curve is not None, "no_split says so"
     seconds = tuple(experts.expert_bytes / curve.at(rows) / GB for rows in range(1, min(batch, host.most_rows(stored)) + 1))
-    return HostSplit(expert_copy_s(gpu, experts, slots.chunk_bytes), seconds, host.hop_s, host.beside_h2d, host.h2d_beside)
+    copy_s, asked_s = expert_copy_s(gpu, experts, slots.chunk_bytes), handed_issue_s(hardware)
+    return HostSplit(copy_s, seconds, host.hop_s, host.beside_h2d, host.h2d_beside, asked_s)
 
 
 @dataclass(frozen=True)

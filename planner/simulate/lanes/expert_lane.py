@@ -76,7 +76,8 @@ class SimulatedExperts:
         return self.card or self.dram
 
     def visit(self, layer: int, routing: Routing, called_ns: int = 0) -> None:
-        """``layer``'s router has chosen. ``called_ns``: the host's for each missed expert that DRAM has, before it queues their copies."""
+        """``layer``'s router has chosen. ``called_ns``: the host's for each expert that is copied from DRAM, before it queues their
+        copies; what it asks the CPU for comes before that."""
         self._visited = layer, len(routing.experts)
         self._wanted = None
         self._looked = False
@@ -109,10 +110,12 @@ class SimulatedExperts:
             if self._far and len(near) > first:
                 near[first:] = self.dram.cache.leaving_first(layer, near[first:])
             self._near.extend((layer, e) for e in near)
-            self._calling = bool(called_ns and self._near)
+            asked_ns = ns(self._split.asked_s) * len(self._on_cpu) if self._split else 0
+            calls_ns = called_ns * len(self._near) + asked_ns
+            self._calling = bool(calls_ns and self._near)
             if self._calling:
                 calls = Work(("calls", layer), f"copies of layer {layer}", 0, partial(setattr, self, "_calling", False))
-                self._lanes.add(LAUNCH, calls, called_ns * len(self._near))
+                self._lanes.add(LAUNCH, calls, calls_ns)
         self._todo.extend((layer, e) for e in misses)
         self._late_ns = 0 if routing.prompt or self._lanes.of[SSD].moving else self._visit_late_ns
         self._wanted_in_dram = self.dram.cache.coming(layer, len(routing.experts))
@@ -128,7 +131,7 @@ class SimulatedExperts:
         taken = split.on_host(rows, queued * self._copy_s)
         self.dram.cache.set_aside([near[at] for at in taken])
         for n, at in enumerate(taken):
-            expert, seconds = near[at], split.host_s[rows[at] - 1] + (0.0 if n else split.hop_s)
+            expert, seconds = near[at], split.host_s[rows[at] - 1] + (0.0 if n else split.asked_s + split.hop_s)
             name = f"expert.{layer}.{expert}"
             work = Work(("expert", layer, expert), name, self._expert_bytes, partial(self._on_cpu.__setitem__, expert, True))
             self._on_cpu[expert] = False

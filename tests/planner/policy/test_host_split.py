@@ -13,8 +13,8 @@ from penstock.planner.contract.experts.host_split import HostSplit
 
 seconds = st.floats(1e-4, 1e-2)
 splits = st.builds(
-    lambda copy, host, hop, b, link: HostSplit(copy, tuple(host * (1 + 0.2 * n) for n in range(4)), hop, b, link),
-    seconds, seconds, st.floats(0, 1e-3), st.floats(0.5, 1), st.floats(0.5, 1),
+    lambda copy, host, hop, b, link, asked: HostSplit(copy, tuple(host * (1 + 0.2 * n) for n in range(4)), hop, b, link, asked),
+    seconds, seconds, st.floats(0, 1e-3), st.floats(0.5, 1), st.floats(0.5, 1), st.just(0.0) | st.floats(1e-5, 1e-3),
 )  # fmt: skip
 
 
@@ -47,9 +47,18 @@ def test_equal_sides_share_evenly_and_a_slow_cpu_takes_nothing() -> None:
 
 @given(splits, st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 4), st.floats(0, 1e-2))
 def test_each_side_is_slower_until_the_other_one_ends(split: HostSplit, rows: list[int], copied: int, queue_s: float) -> None:
-    host_s, link_s = split.ends(rows, copied, queue_s)
+    ends = split.ends(rows, copied, queue_s)
     alone_s, copies_s = sum(split.host_s[n - 1] for n in rows), queue_s + copied * split.copy_s
-    first = min(host_s - split.hop_s, link_s)
-    assert min(1, split.host_beside) * first + max(0.0, host_s - split.hop_s - first) == pytest.approx(alone_s)
+    host_s, link_s = ends[0] - split.hop_s - split.asked_s, ends[1] - max(0.0, len(rows) * split.asked_s - queue_s)
+    first = min(host_s, link_s)
+    assert min(1, split.host_beside) * first + max(0.0, host_s - first) == pytest.approx(alone_s)
     assert min(1, split.link_beside) * first + max(0.0, link_s - first) == pytest.approx(copies_s)
-    assert split.lasts(rows, copied, queue_s) == max(host_s, link_s)
+    assert split.lasts(rows, copied, queue_s) == max(ends)
+
+
+def test_no_copy_begins_before_the_cpu_is_asked_for_all_that_it_takes() -> None:
+    split = HostSplit(1.0, (1.0,), 0.125, asked_s=0.25)
+    assert split.ends([1, 1], 2) == (2.375, 2.5), "it begins with the first while it is asked for the second"
+    assert split.ends([1, 1], 2, queue_s=0.5) == (2.375, 2.5), "what the link has queued goes on meanwhile"
+    assert split.ends([], 2) == (0.0, 2.0) and split.ends([1], 0) == (1.375, 0.0)
+    assert replace(split, asked_s=1.0).on_host([1, 1]) == (), "where asking takes as long as a copy, the link brings all"
