@@ -214,7 +214,9 @@ class BesideLlama:
     def _routed_row(self, case: str, plan: Plan, runs: Sequence[RoutedRun], theirs: Best, target: str) -> Row:
         step_s, missed = fmean(run.step_s for run in runs), fmean(run.missed for run in runs)
         predicted = plan.prediction.decode_s_per_token / step_s
-        what = f"{missed:.0%} missed{self._vram(plan)}; {theirs}"
+        computed, copied = fmean(run.computed_gb for run in runs), fmean(run.copied_gb for run in runs)
+        moved = f"{computed:.2f} GB on the CPU, {copied:.2f} copied, host {fmean(run.host_us for run in runs):.0f} us"
+        what = f"{missed:.0%} missed, {moved}{self._vram(plan)}; {theirs}"
         return self.hybrid.row(f"{case} over llama.cpp", what, 1 / step_s, theirs.tokens_s, "tok/s", target, Point(plan, ()), predicted)
 
 

@@ -1,7 +1,7 @@
 """What a layer's visit to its routed experts costs the thread that launches kernels, beside a card that does nothing.
 
     python bench/visit_host.py [work=DIR] [tokens=60] [warm=200] [threads=8] [cold=4MiB]
-        [cases=vram,dram,ssd,first,ssd_python,busy,busy_python]
+        [cases=vram,dram,split,ssd,first,ssd_python,busy,busy_python]
     python bench/visit_host.py work=DIR layers=3 hidden=2880 block=1MiB tokens=40 warm=5 cases=vram,first
 
 gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for a fifth of them in VRAM. With `hidden`
@@ -11,9 +11,11 @@ likelier than others. A group of experts is computed by `LAUNCHES` small tensor 
 of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's. Between two visits
 `cold` bytes are read, as a host reads others between two layers: visits take two to three times as long then.
 
-Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `ssd`, half of them on the SSD; `first`, the same while all that is read comes for
-the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then `busy`, all in VRAM
-while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block by block.
+Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `split`, the same, of which the CPU takes one of two or three that are missed, and
+two of four, by as many threads as a run may have, which spin on for 5 ms; `ssd`, half of them on the SSD; `first`, the same while all that
+is read comes for the first time, as most does in a run of some dozen tokens: scales are looked at. They take turns, token by token. Then
+`busy`, all in VRAM while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block
+by block.
 
 For each case: experts missed in VRAM and read from the SSD a visit; processor time of the thread a visit, and of what it leaves behind the
 next launch, microseconds; wall time of both, and of the operations between; means and medians of `tokens` behind `warm` that are not
@@ -31,7 +33,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,12 +49,18 @@ import torch  # noqa: E402
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.measures import align_up, parse_bytes  # noqa: E402
+from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.decided.decisions import ExpertSlots  # noqa: E402
 from penstock.planner.contract.experts.expert_cache import Routing  # noqa: E402
+from penstock.planner.contract.experts.host_split import HostSplit  # noqa: E402
+from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
+from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
 from penstock.runtime.experts.card_experts import CardExperts  # noqa: E402
 from penstock.runtime.experts.expert_forward import ExpertsInTurn  # noqa: E402
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom  # noqa: E402
+from penstock.runtime.experts.products.beside_card import BesideCard, ExpertUnits  # noqa: E402
+from penstock.runtime.experts.products.expert_views import SlotViews  # noqa: E402
 from penstock.runtime.memory.arena import Arena  # noqa: E402
 from penstock.runtime.memory.bare_copies import DriverCalls  # noqa: E402
 from penstock.runtime.memory.device import Event  # noqa: E402
@@ -62,11 +70,14 @@ from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundR
 from penstock.runtime.moving.ledger import Ledger  # noqa: E402
 from penstock.runtime.reading.layout import Extent  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
+from penstock.runtime.store.expert_modules import layers_with_experts  # noqa: E402
 
 VRAM_SHARE = 0.195
 BUSY = "busy", "busy_python"
 OPERATIONS, LAUNCHES = 60, 12
 TOGETHER = 32
+SPLIT = HostSplit(1.0, (1.1,), 0.0)
+"""Both sides are about as quick."""
 
 
 Tiers = tuple[CardExperts, ExpertRoom, ReadPool]
@@ -118,6 +129,12 @@ class IdleCard:
     def copy_waits(self, event: float) -> None: ...
 
     def compute_waits(self, event: float) -> None: ...
+
+    def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
+        self._copy(0, 0, 0, None)
+
+    def alias(self, host: torch.Tensor) -> torch.Tensor:
+        return host
 
     def host_waits(self, event: float) -> None: ...
 
@@ -178,9 +195,26 @@ class ForgetfulReads(UrgentSoundReads):
         self._sound_orders.clear()
 
 
+def beside_card(skeleton: Skeleton, room: ExpertRoom, hidden: int) -> BesideCard:
+    """The CPU's side of a split."""
+    units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(skeleton.layers)}
+    views = SlotViews({key: layout.tensors for key, layout in room.layouts.items()})
+
+    def unit_of(layer: int, expert: int, slot: int, buffer: torch.Tensor) -> HostFfn:
+        return units[layer].of(expert, views.of((layer, expert), slot, buffer))
+
+    experts, _ = room.decided
+    card: Any = IdleCard()
+    shape = 1, experts.top_k, hidden
+    return BesideCard(SPLIT, experts.expert_bytes, HostPool(most_threads()), unit_of, shape, card, torch.device("cpu"))
+
+
 @contextmanager
-def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Reads, first: bool, how: dict[str, Any]) -> Iterator[Tiers]:
-    """The card's tier, its experts, and the readers. ``first``: all that is read comes for the first time."""
+def opened(
+    skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Reads, first: bool, how: dict[str, Any], split: int = 0
+) -> Iterator[Tiers]:
+    """The card's tier, its experts, and the readers. ``first``: all that is read comes for the first time. ``split``: columns of the rows
+    with which the CPU computes some; 0: it does not."""
     experts = spec_from_checkpoint(checkpoint).experts
     room = ExpertRoom.of(experts, ExpertSlots(vram, dram), True, skeleton.store, skeleton.layers)
     arena = Arena(max(1, room.dram_bytes))
@@ -191,21 +225,25 @@ def opened(skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Re
         slots, nbytes = room.vram_share
         shared = torch.zeros(nbytes, dtype=torch.uint8)
         device: Any = IdleCard()
-        card = CardExperts(room.on_card, [shared] * slots, host.vram_cache, host.dram, device, NoClock(), Ledger(), 32 << 20, 2)
+        beside = beside_card(skeleton, room, split) if split else None
+        more = NoClock(), Ledger(), 32 << 20, 2, beside
+        card = CardExperts(room.on_card, [shared] * slots, host.vram_cache, host.dram, device, *more)
         for arrival, _ in host.dram.preload(pool) if dram else ():
             arrival.wait()
         card.keep_first()
         if dram:
             card.start()
+        if beside is not None:
+            beside.prepare({key: host.dram.place(*key) for key in room.layouts})
         gc.collect()
         gc.freeze()  # as a server does
-        with closing(host.dram):
+        with closing(host.dram), nullcontext() if beside is None else closing(beside):
             yield card, room, pool
 
 
-def measured(cases: Mapping[str, Tiers], tokens: int, warm: int, cold_bytes: int) -> dict[str, dict[str, float]]:
+def measured(cases: Mapping[str, Tiers], tokens: int, warm: int, cold_bytes: int, hidden: int) -> dict[str, dict[str, float]]:
     """Of ``tokens`` tokens behind ``warm``, which the cases take in turns."""
-    launch, nothing = Launches(cold_bytes), torch.zeros(1)
+    launch, nothing = Launches(cold_bytes), torch.zeros(1, hidden, dtype=torch.bfloat16)
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
     before = dict.fromkeys(cases, (0, 0))
     cpu, wall = time.thread_time, time.perf_counter
@@ -219,6 +257,7 @@ def measured(cases: Mapping[str, Tiers], tokens: int, warm: int, cold_bytes: int
                 launch.forget()
                 cpu_0, wall_0 = cpu(), wall()
                 for group in card.groups(layer, routing):
+                    group.made()
                     group.come()
                     launch(LAUNCHES)
                 cpu_1, wall_1 = cpu(), wall()
@@ -287,21 +326,22 @@ def main(arguments: Sequence[str]) -> None:
     ways: dict[str, dict[str, Any]] = {"": {}, "_python": {"preadv": lambda *read: os.preadv(*read)}}
     vram = round(VRAM_SHARE * units)
     half = vram, units // 2
-    slots = {"vram": (units, 0), "dram": (vram, units), "ssd": half, "first": half, "ssd_python": half}
+    hidden = int(shape["hidden"])
+    slots = {"vram": (units, 0), "dram": (vram, units), "split": (vram, units), "ssd": half, "first": half, "ssd_python": half}
     reads = Reads(int(given.get("threads", "8")), parse_bytes(given.get("block", "256KiB")) or 0)
 
     def tiers(vram: int, dram: int, name: str) -> AbstractContextManager[Tiers]:
         how = ways["_python" if name.endswith("_python") else ""]
-        return opened(skeleton, checkpoint, vram, dram, reads, name == "first", how)
+        return opened(skeleton, checkpoint, vram, dram, reads, name == "first", how, hidden if name == "split" else 0)
 
     cold_bytes = parse_bytes(given.get("cold", "0")) or 0
     cases = given.get("cases", ",".join((*slots, *BUSY))).split(",")
     with ExitStack() as stack:
         taken = {name: stack.enter_context(tiers(*held, name)) for name, held in slots.items() if name in cases}
-        table = measured(taken, tokens, warm, cold_bytes) if taken else {}
+        table = measured(taken, tokens, warm, cold_bytes, hidden) if taken else {}
     for name in (name for name in BUSY if name in cases):
         with tiers(units, 0, name) as made, reading(made[2], made[1]):
-            table |= measured({name: made}, tokens, warm, cold_bytes)
+            table |= measured({name: made}, tokens, warm, cold_bytes, hidden)
     for name, found in table.items():
         print(f"{name:12}", " ".join(f"{key} {value}" for key, value in found.items() if not key.endswith("_median")), flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": table}))
