@@ -102,7 +102,7 @@ def measured(outcome: Outcome) -> Measured:
         said = {Stage.ssd: p.ssd_bytes_per_token, Stage.h2d: p.h2d_bytes_per_token}
         busy = _seconds(outcome, moved, steps, typical)
         shares = {stage: said[stage] * len(steps) / moved[stage].bytes for stage in busy if stage in said}
-        decode, step_s = with_planned_bytes(busy, typical(steps), shares)
+        decode, step_s = with_planned_bytes(busy, typical(steps) - _reading_s(outcome), shares)
     beside = _beside(outcome)
     taken, cached = beside.get("fault_in", (0.0, 0)), beside.get("page_cache", (0.0, 0))
     read = beside.get("ssd", (0.0, 0))
@@ -117,6 +117,12 @@ def measured(outcome: Outcome) -> Measured:
         dram_copy_gbps=_gbps(cached),
         pin_s_per_gb=(taken[0] + beside.get("page_lock", (0.0, 0))[0]) / taken[1] * GB if taken[1] >= LEAST_BYTES else None,
     )
+
+
+def _reading_s(outcome: Outcome) -> float:
+    """Of a step on average, in which a model that drafts read prompts: a prediction counts that as prefill."""
+    drafts = outcome.engine["speculation"]
+    return float(drafts["read_s"] / drafts["passes"]) if drafts and drafts["passes"] else 0.0
 
 
 def with_planned_bytes(busy: Mapping[Stage, float], step_s: float, shares: Mapping[Stage, float]) -> tuple[dict[Stage, float], float]:

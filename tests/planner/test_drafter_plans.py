@@ -11,6 +11,7 @@ import pytest
 import penstock
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
+from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.memory_law import drafter_bytes, dram_use, recorded_shapes, shapes_wanted, used_bytes, vram_use
 from penstock.planner.contract.prices.sizes import OVERHEADS, recorded_bytes
@@ -50,6 +51,19 @@ def test_the_copy_takes_room_that_residents_had_and_a_step_for_each_draft(tmp_pa
     again = read_plan(tmp_path / "plan.yaml")
     assert again.decisions == plan.decisions
     assert again.drafter == drafter
+
+
+def test_what_runs_found_of_each_pass_is_paid_once_however_many_steps_drafted_for_it() -> None:
+    """They found it of passes of the model itself: were it paid for each draft, one millisecond would be sixteen of a long chain."""
+    keys = {"hardware": "rtx4090", "model": "llama8b", **SMALL, "hardware.vram_bytes": 10 * 2**30, "speculate": "self"}
+    keys["force.speculate_tokens"] = 15
+    plan, slower = penstock.solve(**keys), penstock.solve(**keys, **{"hardware.pass_s": 0.001})
+    assert slower.decisions == plan.decisions
+    assert slower.prediction.decode_s_per_token - plan.prediction.decode_s_per_token == pytest.approx(0.001)
+    assert slower.drafter.prediction == plan.drafter.prediction
+    seen = Measured(decode_s=slower.prediction.decode_s_per_token)
+    fitted = fit(plan.hardware, plan.model, plan.workload, plan.decisions, seen)
+    assert fitted.pass_s == pytest.approx(0.001)
 
 
 def test_passes_that_verify_are_recorded_where_vram_has_room_for_them() -> None:

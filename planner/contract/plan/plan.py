@@ -13,7 +13,7 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.interval import Intervals, intervals
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.plan.rank_predictions import paced, predict_each, rank_terms
-from penstock.planner.contract.prices.cost import Prediction, predict
+from penstock.planner.contract.prices.cost import Prediction, as_drafting, predict
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import BreakEven, break_even
 from penstock.planner.contract.prices.stages import prefill_passes
@@ -86,7 +86,8 @@ class Plan:
         if model is None:
             return None
         decisions = resident(model, self.decisions, self.model.layers, self.hardware.gpu is not None)
-        return Plan(self.hardware, model, self.workload, decisions, predict(self.hardware, model, self.workload, decisions))
+        hardware = as_drafting(self.hardware)
+        return Plan(hardware, model, self.workload, decisions, predict(hardware, model, self.workload, decisions))
 
     @property
     def passes_s(self) -> dict[str, float]:

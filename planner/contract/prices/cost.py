@@ -209,7 +209,13 @@ def _drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Worklo
     drafter = decisions.speculation.model
     if drafter is None:
         return None
-    return _undrafted(hardware, drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
+    return _undrafted(as_drafting(hardware), drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
+
+
+def as_drafting(hardware: HardwareProfile) -> HardwareProfile:
+    """``hardware`` as a model that drafts finds it: ``pass_s`` is what passes of the model beside it were found to take, once each, however
+    many steps drafted for it."""
+    return replace(hardware, pass_s=0.0)
 
 
 def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
