@@ -35,6 +35,13 @@ from penstock.runtime.company.cards_here import cards_here  # noqa: E402
 LIST = Path(__file__).with_suffix(".yaml")
 KEYS = ("work", "disk", "out", "minutes", "names", "cards", "list")
 FAILED = 1
+_PROGRAM = "import sys; sys.argv[0] = {0!r}; from penstock.scripts import {0}; {0}()"
+PROGRAMS = {
+    "python": (),
+    "pytest": ("-m", "pytest"),
+    **{name: ("-c", _PROGRAM.format(name)) for name in ("planner", "runtime")},
+}
+"""First word of a command -> the interpreter's arguments in its place."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,13 @@ class Ended:
 
 
 def read_waiting(path: Path = LIST) -> tuple[Waiting, ...]:
-    return tuple(Waiting(**row) for row in yaml.safe_load(path.read_text()))
+    """UserError for a command that begins with a word that is none of ``PROGRAMS``."""
+    rows = tuple(Waiting(**row) for row in yaml.safe_load(path.read_text()))
+    for row in rows:
+        program = row.command.partition(" ")[0]
+        if program not in PROGRAMS:
+            raise UserError(f"{path.name}: {row.name} begins with {program}; a command begins with {', '.join(PROGRAMS)}")
+    return rows
 
 
 def why_not(row: Waiting, done: dict[str, Ended], cards: int, left_s: float) -> str:
@@ -81,7 +94,7 @@ def why_not(row: Waiting, done: dict[str, Ended], cards: int, left_s: float) -> 
 
 def run(words: Sequence[str], log: Path, left_s: float) -> Ended:
     """``words`` as a group of processes, which is killed when ``left_s`` are over."""
-    words = [sys.executable, *words[1:]] if words[0] == "python" else [sys.executable, "-m", *words]
+    words = [sys.executable, *PROGRAMS[words[0]], *words[1:]]
     begun = time.monotonic()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
     with (

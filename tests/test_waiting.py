@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.waiting import ROOT, Waiting, main, read_waiting, run_all
+from penstock.planner.common.errors import UserError
 
 HERE = Waiting("row", 0, 0, 1.0, "nothing", "python -c pass")
 
@@ -63,9 +64,26 @@ def test_a_row_ends_with_the_minutes(where: dict[str, Path]) -> None:
     assert json.loads((where["out"] / "waiting.json").read_text())["endless"]["status"] == -signal.SIGKILL
 
 
+def test_a_program_of_the_project_is_begun_by_its_name(where: dict[str, Path]) -> None:
+    rows = replace(HERE, name="planner", command="planner --help"), replace(HERE, name="pytest", command="pytest --version")
+    assert run_all(rows, where, 0, 1.0) == 0
+    assert "planner decides" in (where["out"] / "planner.log").read_text()
+    assert "pytest" in (where["out"] / "pytest.log").read_text()
+
+
+def test_a_list_with_a_command_that_cannot_be_begun_is_refused(tmp_path: Path) -> None:
+    listed = tmp_path / "waiting.yaml"
+    row = '- {name: sliced, issue: 23, cards: 1, seconds: 9, predicts: passes, command: "timeout 60 pytest -q tests"}\n'
+    listed.write_text(row)
+    with pytest.raises(UserError, match="^waiting.yaml: sliced begins with timeout; a command begins with python, pytest, planner, runtime$"):
+        read_waiting(listed)
+    listed.write_text(row.replace("timeout 60 ", ""))
+    assert [read.name for read in read_waiting(listed)] == ["sliced"]
+
+
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list=true"]) == 0
-    assert "gpt_oss" in capsys.readouterr().out
-    for arguments, names in ((["work=w"], "out: missing"), (["names=gpt"], "gpt_oss"), (["hours=1"], "minutes")):
+    assert "drafters" in capsys.readouterr().out
+    for arguments, names in ((["work=w"], "out: missing"), (["names=draft"], "drafters"), (["hours=1"], "minutes")):
         with pytest.raises(Exception, match=names):
             main(arguments)
