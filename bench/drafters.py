@@ -2,15 +2,18 @@
 
     python bench/drafters.py work=bench-work out=drafters.json cases=small quick=true models=../shared/models
     python bench/train_python.py out=/dev/shm/penstock/python
-    python bench/drafters.py work=/dev/shm/penstock out=drafters.json cases=real models=/dev/shm/penstock/python
+    python bench/drafters.py work=/dev/shm/penstock out=drafters.json cases=real models=/dev/shm/penstock/python [drafters=draft,self]
 
 `experts`: routed experts, `tiny-mixtral` or with `model=mixtral` that geometry drawn at random, by lookup: as `auto` decides and as asked.
 `small`: `tiny-llama` drafts for `tiny-mixtral`, which has the same tokens; one process, pairs of replies with and without drafts in turns.
 `real`: the models of `bench/train_python.py` on files that they were not trained on. Each drafter is held against plain streaming with the
 same VRAM: what a run takes beside weights, and 30 % of these, for the copy in 4 bits 50 %. `continuation` has the head of a file as its
-prompt; `edit` the file with one name changed, and then its head as it was. Before each comparison one run with `calibrate=true` over other
-files of the kind tells the plan how many drafts are kept. Texts in which eight tokens repeat more than three times are left out, and
-counted.
+prompt; `edit` the file with one name changed, and then its head as it was: whole files first, behind them heads of longer ones.
+
+Texts in which eight tokens repeat more than three times are left out, and counted. Which do is looked at first, by plain replies with all
+weights in VRAM, text by text until enough do not. The rest tells the plan how many drafts are kept, by one run with `calibrate=true`: so it
+learns from other files, of which the same is known. A plain reply that repeats all the same when it is measured is left out then. Below
+each comparison stands what a pass took, and gave, beside what its plan said.
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,16 +36,24 @@ sys.path.insert(0, str(ROOT))
 from bench.cases import Row  # noqa: E402
 from bench.draft_ties import first_differences, partings  # noqa: E402
 from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
+from bench.keys import read_names  # noqa: E402
+from bench.replies import Replies, look_at, measure_replies, repeats  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.prices.cost import verify_s  # noqa: E402
 from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
 
 CASES = ("small", "experts", "real")
 PAIRS = 7
-PROMPT, NEW = 512, 192
+PROMPT, NEW = 512, 128
+HEAD = 48
+"""Tokens of a file that stand behind the edited one, for the model to go on."""
 SMALL_NEW = 64
-TEXTS = 10
-TAUGHT = 6
+TEXTS, LEAST = 6, 4
+"""That are measured, and so many also where none are left to calibrate by."""
+TAUGHT = 4
 """Other texts of the kind, of the calibrating run."""
+LOOKED = 80
+"""Texts of a kind that are looked at, at most."""
 SPOKEN = ("Once upon a time there was a little girl", "The old man went to the sea and", "One day, a cat and a dog")
 OF_WEIGHTS = frozenset({"residents", "ring", "embedding", "drafter", "experts"})
 """Items of VRAM that a budget for weights is shared by."""
@@ -53,54 +65,10 @@ DRAFTERS = {
 """Drafter -> the share of the weights that VRAM has room for, and what it must reach by the kind of text."""
 
 
-@dataclass(frozen=True)
-class Replies:
-    """What one process measured of ``plan``: seconds and tokens of each reply, and what drafting counted."""
-
-    seconds: list[float]
-    tokens: list[list[int]]
-    facts: dict[str, Any]
-
-
-def measure_replies(plan: Plan, checkpoint: Path, prompts: Sequence[Sequence[int]], both: bool) -> dict[str, Replies]:
-    """In a process of its own: a reply to each of ``prompts`` with the plan's drafts; with ``both`` in turns with plain decoding
-    by the same plan."""
-    from penstock.runtime.engine.generate import Batch
-    from penstock.runtime.engine.open_session import open_session
-    from penstock.runtime.engine.sampling import Sampler, Sampling
-    from penstock.runtime.memory.budget import Budget
-    from penstock.runtime.memory.cuda import find_device, open_cuda
-    from penstock.runtime.memory.ground import OpenCard
-
-    device = find_device(Budget.of(plan))
-    made: dict[str, Replies] = {}
-    chunk, draw = plan.decisions.prefill_chunk_tokens, random.Random(0)
-    with open_session(plan, checkpoint, OpenCard(open_cuda(Budget.of(plan), device), device)) as session:  # type: ignore[arg-type]
-        session.load(Batch([(0,) * plan.workload.prompt_tokens], 2, chunk))
-        chains = session.chains
-
-        def reply(name: str, prompt: Sequence[int]) -> None:
-            session.chains = chains if name == "drafted" else None
-            said = session.generate(Batch([prompt], plan.workload.new_tokens - 2, chunk), Sampler(Sampling(), device))
-            one = made.setdefault(name, Replies([], [], {}))
-            one.seconds.append(said.decode_s)
-            one.tokens.append(said.tokens[0])
-
-        names = ["drafted", "plain"] if both else ["drafted"]
-        for name in names:
-            reply(name, prompts[0])
-        made.clear()
-        for prompt in prompts:
-            for name in draw.sample(names, len(names)):
-                reply(name, prompt)
-        if chains is not None:
-            made["drafted"].facts.update(chains.facts())
-    return made
-
-
-def repeats(tokens: Sequence[int]) -> bool:
-    """Whether eight tokens in a row occur more than three times."""
-    return max(Counter(tuple(tokens[k : k + 8]) for k in range(len(tokens) - 7)).values(), default=0) > 3
+def dealt(texts: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Of ``texts`` those that are measured, and those of the calibrating run: the others, as far as there are any."""
+    shown = min(TEXTS, max(LEAST, len(texts) - TAUGHT))
+    return texts[:shown], texts[shown : shown + TAUGHT]
 
 
 def edited(text: str) -> str:
@@ -142,13 +110,27 @@ class Drafters(Hybrid):
         """Drafted over plain, pair by pair."""
         rates = {name: [len(t) / s for t, s in zip(one.tokens, one.seconds, strict=True)] for name, one in made.items()}
         ratio = median(mine / its for mine, its in zip(rates["drafted"], rates["plain"], strict=True))
-        alike = sum(mine == its for mine, its in zip(made["drafted"].tokens, made["plain"].tokens, strict=True))
-        facts, count = made["drafted"].facts, len(made["plain"].tokens)
-        share = facts["kept"] / facts["drafted"] if facts.get("drafted") else 0.0
-        said = f"{what}; {share:.0%} of {facts.get('drafted', 0)} drafts kept, {alike} of {count} texts alike"
-        mine, its, used = median(rates["drafted"]), median(rates["plain"]), plan.prediction
-        predicted = used.decode_tokens_per_s / mine
-        return Row(case, said, mine, its, "tok/s", ratio, target, predicted, used.vram_bytes / 1e9, used.dram_bytes / 1e9)
+        mine, its, used = made["drafted"], made["plain"], plan.prediction
+        alike = sum(one == other for one, other in zip(mine.tokens, its.tokens, strict=True))
+        drafted = mine.counted("drafted")
+        share = mine.counted("kept") / drafted if drafted else 0.0
+        said = f"{what}; {share:.0%} of {drafted:.0f} drafts kept, {alike} of {len(its.tokens)} texts alike"
+        predicted = used.decode_tokens_per_s / mine.tokens_per_s
+        gb = used.vram_bytes / 1e9, used.dram_bytes / 1e9
+        return Row(case, said, median(rates["drafted"]), median(rates["plain"]), "tok/s", ratio, target, predicted, *gb)
+
+    def a_pass(self, drafted: Replies, plan: Plan) -> Row:
+        """What a pass took, the reading of prompts left out, and gave, beside what ``plan`` says of as many drafts."""
+        passes, drafts = drafted.counted("passes"), drafted.counted("drafted")
+        decided, alone = plan.decisions.speculation, plan.drafter
+        mean = replace(plan.decisions, speculation=replace(decided, tokens=round(drafts / passes)))
+        took, said = (sum(drafted.seconds) - drafted.counted("read_s")) / passes, verify_s(plan.hardware, plan.model, plan.workload, mean)
+        tokens = drafted.counted("tokens") / passes
+        what = f"{drafts / passes:.1f} drafts of {decided.tokens}; {tokens:.2f} tokens for {plan.prediction.tokens_a_pass:.2f}"
+        if alone is not None and drafts:
+            each_ms, said_ms = drafted.counted("draft_s") / drafts * 1e3, alone.prediction.decode_s_per_token * 1e3
+            what += f"; {each_ms:.2f} ms a draft for {said_ms:.2f}"
+        return Row("  a pass", what, took, said, "s", took / said, "", said / took, 0, 0)
 
     def ties(self, made: dict[str, Replies], name: str, checkpoint: Path, prompts: Sequence[Sequence[int]], **solve: Any) -> Iterator[Row]:
         """Texts that part from plain decoding's where that was no tie; each that parts is told."""
@@ -165,44 +147,71 @@ class Drafters(Hybrid):
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-        return [tokenizer.encode(text).ids for text in texts]
+        return [one.ids for one in tokenizer.encode_batch(list(texts))]
 
     def real(self) -> Iterator[Row]:
+        names = read_names(self.given, "drafters", tuple(DRAFTERS)).get("drafters", tuple(DRAFTERS))
         target, copy = self.models / "target", self.bench.work / "python-int4"
-        if not copy.exists():
+        if "self" in names and not copy.exists():
             self.bench.call("runtime", "pack", f"checkpoint={target}", f"out={copy}", "format=int4")
-        held = [json.loads(line)["text"] for line in (self.models / "held.jsonl").read_text().splitlines()]
-        kinds = {"continuation": self.tokens(target, held), "edit": self.tokens(target, [edited(t) + "\n\n" + t for t in held])}
-        heads = self.tokens(target, held)
-        prompts = {"continuation": [t[:PROMPT] for t in kinds["continuation"] if len(t) > PROMPT + NEW]}
-        pairs = [(t, h) for t, h in zip(kinds["edit"], heads, strict=True) if 300 < len(h) < 900]
-        prompts["edit"] = [t[: len(t) - len(h) + 48] for t, h in pairs]
-        places = {"draft": self.models / "draft", "self": copy}
-        for who, (share, targets) in DRAFTERS.items():
-            vram = self.budget(target, share)
+        kinds = dict.fromkeys(kind for name in names for kind in DRAFTERS[name][1])
+        known = self.prompts(target)
+        prompts = {kind: known[kind][:LOOKED] for kind in kinds}
+        looked = self.worker(look_at, self.whole, target, prompts, TEXTS + TAUGHT)
+        places, plain = {"draft": self.models / "draft", "self": copy}, dict[tuple[str, str], Replies]()
+        for who, (share, targets) in {name: DRAFTERS[name] for name in names}.items():
+            vram = self.budget(share)
             for kind, wanted in targets.items():
-                asked = [f"speculate={who}", *([f"draft={places[who]}"] if who in places else [])]
-                shown, others = prompts[kind][:TEXTS], prompts[kind][TEXTS : TEXTS + TAUGHT]
-                longest = max(map(len, [*shown, *others]))
-                name = f"real-{who}-{kind}"
-                plain = self.solve(f"{name}-plain", target, vram=vram, prompt=longest, new=NEW)
-                drafted = self.taught(name, target, [*asked, f"workload.name=python-{kind}"], vram, longest, others)
-                mine = self.worker(measure_replies, drafted, target, shown, False)["drafted"]
-                its = self.worker(measure_replies, plain, target, shown, False)["drafted"]
-                fresh = [k for k, text in enumerate(its.tokens) if not repeats(text)]
-                some = [Replies([one.seconds[k] for k in fresh], [one.tokens[k] for k in fresh], one.facts) for one in (mine, its)]
-                if not fresh:
-                    print(f"{kind}, by {who}: all {len(its.tokens)} texts repeat themselves; train longer", flush=True)
+                shown, others = dealt([prompts[kind][k] for k in looked[kind].fresh])
+                name, all_left = f"real-{who}-{kind}", f"all {looked[kind].texts} texts repeat themselves; train longer"
+                if not shown:
+                    print(f"{kind}, by {who}: {all_left}", flush=True)
                     continue
-                made = dict(zip(("drafted", "plain"), some, strict=True))
+                asked = [f"speculate={who}", *([f"draft={places[who]}"] if who in places else [])]
+                solve = {"vram": vram, "prompt": max(map(len, [*shown, *others])), "new": NEW}
+                if (kind, vram) not in plain:
+                    alone = self.solve(f"{name}-plain", target, **solve)
+                    plain[kind, vram] = self.worker(measure_replies, alone, target, shown, False)["drafted"]
+                drafted = self.taught(name, target, [*asked, f"workload.name=python-{kind}"], solve, others)
+                mine, its = self.worker(measure_replies, drafted, target, shown, False)["drafted"], plain[kind, vram]
+                fresh = [k for k, text in enumerate(its.tokens) if not repeats(text)]
+                if not fresh:
+                    print(f"{kind}, by {who}: {all_left}", flush=True)
+                    continue
+                made = {"drafted": mine.only(fresh), "plain": its.only(fresh)}
+                left = looked[kind].texts - len(looked[kind].fresh) + len(shown) - len(fresh)
                 row = self.over(made, drafted, f"by {who}", f"real, {kind}", wanted)
-                yield replace(row, what=f"{row.what}, {len(its.tokens) - len(fresh)} left out")
-                left = [shown[k] for k in fresh]
-                yield from self.ties(made, f"{name}-plain", target, left, vram=vram, prompt=longest, new=NEW)
+                yield replace(row, what=f"{row.what}, {left} of {looked[kind].texts} left out")
+                yield self.a_pass(made["drafted"], drafted)
+                yield from self.ties(made, f"{name}-plain", target, [shown[k] for k in fresh], **solve)
 
-    def taught(self, name: str, target: Path, keys: Sequence[str], vram: str, longest: int, others: Sequence[Sequence[int]]) -> Plan:
+    @cached_property
+    def context(self) -> int:
+        """Tokens that the models were trained on at once: prompt and reply stay within them."""
+        return int(json.loads((self.models / "train.json").read_text())["context"])
+
+    def prompts(self, target: Path) -> dict[str, list[list[int]]]:
+        """Kind -> prompts of all files that were held out and are long enough."""
+        held = [json.loads(line)["text"] for line in (self.models / "held.jsonl").read_text().splitlines()]
+        files = self.tokens(target, held)
+        heads = [text[: len(text) * self.context // (2 * len(own))] for text, own in zip(held, files, strict=True)]
+        heads = [head.rpartition("\n")[0] for head in heads]
+        both = list(zip(self.edits(target, held), self.edits(target, heads), strict=True))
+        return {
+            "continuation": [own[:PROMPT] for own in files if len(own) > PROMPT + NEW],
+            "edit": [*(file for file, _ in both if file), *(head for file, head in both if head and not file)],
+        }
+
+    def edits(self, target: Path, texts: Sequence[str]) -> list[list[int]]:
+        """Each text with one name changed, and its head as it was; nothing where prompt or reply have no room."""
+        behind = [own[:HEAD] if len(own) >= HEAD + NEW else [] for own in self.tokens(target, texts)]
+        before = self.tokens(target, [f"{edited(text)}\n\n" for text in texts])
+        made = [[*text, *head] if head else [] for text, head in zip(before, behind, strict=True)]
+        return [prompt if len(prompt) <= self.context - NEW else [] for prompt in made]
+
+    def taught(self, name: str, target: Path, keys: Sequence[str], solve: Mapping[str, Any], others: Sequence[Sequence[int]]) -> Plan:
         """The plan that is solved once a run over ``others`` has told what becomes of drafts."""
-        first = self.solve(f"{name}-first", target, *keys, vram=vram, prompt=longest, new=NEW)
+        first = self.solve(f"{name}-first", target, *keys, **solve)
         if not others:
             print(f"{name}: no further texts to calibrate by; hold more files out", flush=True)
             return first
@@ -210,16 +219,23 @@ class Drafters(Hybrid):
         asked.write_text("".join(json.dumps({"tokens": list(tokens), "max_new_tokens": NEW}) + "\n" for tokens in others))
         files = (f"plan={self.bench.work / f'hybrid-{name}-first.yaml'}", f"prompts={asked}", f"out={self.bench.work / f'{name}.json'}")
         self.bench.call("runtime", "run", *files, "calibrate=true")
-        return self.solve(f"{name}-drafted", target, *keys, vram=vram, prompt=longest, new=NEW)
+        plan = self.solve(f"{name}-drafted", target, *keys, **solve)
+        print(*(f"  {note}" for note in plan.notes if note.startswith(("calibrated", "drafts"))), sep="\n", flush=True)
+        return plan
 
-    def budget(self, checkpoint: Path, share: float) -> str:
+    @cached_property
+    def whole(self) -> Plan:
+        """All weights of the trained model in VRAM."""
+        return self.solve("whole", self.models / "target", vram=WHOLE, prompt=self.context - NEW, new=NEW)
+
+    def budget(self, share: float) -> str:
         """VRAM with room for a ``share`` of the weights beside what every run takes; all of it without a card."""
         if not self.card:
             return WHOLE
-        plan = self.solve("budget", checkpoint, vram=WHOLE, prompt=2 * PROMPT + NEW, new=NEW)
+        plan = self.whole
         use = vram_use(plan.hardware, plan.model, plan.workload, plan.decisions)
         return str(round(sum(n for item, n in use.items() if item not in OF_WEIGHTS) + share * plan.model.weight_bytes))
 
 
 if __name__ == "__main__":
-    play(Drafters, CASES, "small", (*KEYS, "models"))
+    play(Drafters, CASES, "small", (*KEYS, "models", "drafters"))

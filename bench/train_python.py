@@ -4,8 +4,9 @@
     python bench/train_python.py out=tiny size=tiny steps=20 corpus_mb=4      # tries the script on a CPU
 
 The corpus: the files `*.py` of the standard library and of the installed packages, or of `packages` alone, in an order that `seed`
-draws. One of fifty is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
-`out/train.json` with losses and seconds. Training ends with `steps`, or when `minutes` are over. Needs transformers and tokenizers.
+draws. One of twenty is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
+`out/train.json` with losses, seconds and the tokens of a sequence. Training ends with `steps`, or when `minutes` are over. Needs
+transformers and tokenizers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from penstock.planner.common.errors import UserError  # noqa: E402
 
 VOCAB, CONTEXT = 16384, 1024
 END = "<|end|>"
-HELD = 50
+HELD = 20
 """Of so many files one is held out."""
 GEOMETRY = {
     "usual": {"target": (1536, 4096, 20, 24, 8), "draft": (512, 1408, 4, 8, 4)},
@@ -171,7 +172,8 @@ def main(asked: Asked) -> None:
     tokenizer = tokenizer_of(seen[: max(1, len(seen) // 6)], VOCAB)
     encoded = tokenizer.encode_batch_fast(seen) if hasattr(tokenizer, "encode_batch_fast") else tokenizer.encode_batch(seen)
     tokens = torch.cat([torch.tensor([0, *one.ids], dtype=torch.int32) for one in encoded]).long()
-    vocab, facts = tokenizer.get_vocab_size(), {"tokens": len(tokens), "files": len(seen), "prepare_s": time.perf_counter() - begun}
+    vocab, facts = tokenizer.get_vocab_size(), {"tokens": len(tokens), "files": len(seen), "context": CONTEXT}
+    facts["prepare_s"] = time.perf_counter() - begun
     print(json.dumps(facts), flush=True)
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "held.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in held))
