@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 import yaml
@@ -21,6 +21,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import Stage
+from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.told.calibrate import with_planned_bytes
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import put_in
@@ -109,6 +110,17 @@ def test_of_several_prompts_the_first_teaches_nothing(here: Desk, plan: Plan, le
     assert 0 < told.prefill[Stage.compute] <= told.prefill_s
     write_plan(plan, here.plan)
     assert here.run(calibrate=True)["prefill_each_s"] == [learnt.pop().prefill_s]
+
+
+def test_what_a_drafter_read_of_prompts_is_not_of_the_steps(
+    checkpoint: Path, tmp_path: Path, learnt: list[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChainLength, "choose", lambda self: 2)
+    whole = plan_for(checkpoint, decisions(cap=4, hwm=7, distance=4, pages=8), work=workload(new_tokens=12))
+    report = desk(tmp_path, whole).run(calibrate=True, speculate="draft", draft=str(checkpoint))
+    drafts = report["speculation"]
+    assert drafts["read_s"] > 0
+    assert learnt[0].decode_s == pytest.approx(fmean(report["step_s"]) - drafts["read_s"] / drafts["passes"])
 
 
 def test_another_machines_file_is_not_added_to(here: Desk, plan: Plan) -> None:
