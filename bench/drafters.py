@@ -128,8 +128,8 @@ class Drafters(Hybrid):
         tokens = drafted.counted("tokens") / passes
         what = f"{drafts / passes:.1f} drafts of {decided.tokens}; {tokens:.2f} tokens for {plan.prediction.tokens_a_pass:.2f}"
         if alone is not None and drafts:
-            each_ms, said_ms = drafted.counted("draft_s") / drafts * 1e3, alone.prediction.decode_s_per_token * 1e3
-            what += f"; {each_ms:.2f} ms a draft for {said_ms:.2f}"
+            each_ms, price_ms = drafted.counted("draft_s") / drafts * 1e3, alone.prediction.decode_s_per_token * 1e3
+            what += f"; {each_ms:.2f} ms a draft for {decided.step_s * 1e3 or price_ms:.2f}, by its price {price_ms:.2f}"
         return Row("  a pass", what, took, said, "s", took / said, "", said / took, 0, 0)
 
     def ties(self, made: dict[str, Replies], name: str, checkpoint: Path, prompts: Sequence[Sequence[int]], **solve: Any) -> Iterator[Row]:

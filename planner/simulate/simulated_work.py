@@ -128,7 +128,7 @@ class _Drafts:
 
 def _drafts(plan: Plan) -> _Drafts:
     decided, drafter = plan.decisions.speculation, plan.drafter
-    before_s = 0.0 if drafter is None else decided.tokens * drafter.prediction.decode_s_per_token
+    before_s = 0.0 if drafter is None else decided.tokens * (decided.step_s or drafter.prediction.decode_s_per_token)
     return _Drafts(before_s, counted_tokens(decided, decided.tokens))
 
 

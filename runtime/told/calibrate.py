@@ -21,7 +21,7 @@ from penstock.planner.contract.lessons.calibration import (
     run_of,
     write_calibration,
 )
-from penstock.planner.contract.lessons.draft_lesson import DraftLesson
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson, draft_step_s
 from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.stages import Stage
@@ -67,12 +67,14 @@ def calibrate(outcome: Outcome) -> dict[str, Any]:
 
 
 def _as_drafted(plan: Plan, drafts: Mapping[str, Any] | None) -> Decisions:
-    """The plan's decisions with as many drafts as its passes had on average."""
+    """The plan's decisions with as many drafts as its passes had on average, and with the seconds that a model took for one of them: what
+    it took is nothing that the fit should explain by the planned model's own figures."""
     decided = plan.decisions.speculation
     if not drafts or not drafts["rows"]:
         return replace(plan.decisions, speculation=Speculation())
     each = round(drafts["drafted"] / drafts["rows"])
-    return replace(plan.decisions, speculation=replace(decided, tokens=each, proposes=1.0))
+    timed_s = draft_step_s(decided, drafts) or decided.step_s
+    return replace(plan.decisions, speculation=replace(decided, tokens=each, proposes=1.0, step_s=timed_s))
 
 
 def calibrated_line(told: Mapping[str, Any]) -> str:

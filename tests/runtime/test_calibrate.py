@@ -121,6 +121,7 @@ def test_what_a_drafter_read_of_prompts_is_not_of_the_steps(
     drafts = report["speculation"]
     assert drafts["read_s"] > 0
     assert learnt[0].decode_s == pytest.approx(fmean(report["step_s"]) - drafts["read_s"] / drafts["passes"])
+    assert report["calibration"]["drafts"]["step_s"] == pytest.approx(drafts["draft_s"] / drafts["drafted"])
 
 
 def test_another_machines_file_is_not_added_to(here: Desk, plan: Plan) -> None:

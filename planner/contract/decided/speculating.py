@@ -14,6 +14,9 @@ from penstock.planner.contract.given.model import ModelSpec
 MOST_DRAFTS = 15
 """Tokens of a chain: with the token before them as many rows as AMX multiplies for the price of one."""
 
+MOST_STEP_S = 3600.0
+"""Of a drafter for one token: beyond that a figure is no time."""
+
 
 class Drafter(StrEnum):
     """Who proposes the tokens that a pass verifies."""
@@ -76,12 +79,14 @@ class Speculation:
     """The same of the first, second, ... token of a chain, where runs found them to differ."""
     proposes: Annotated[float, Decision(Span(0.0, 1.0))] = 1.0
     """The share of passes in which the drafter has a proposal, of those in which it is asked."""
+    step_s: Annotated[float, Decision(Span(0.0, MOST_STEP_S))] = 0.0
+    """Seconds in which the model that drafts made a token of a chain, as runs found them; 0 without such runs, where its price counts."""
 
     @property
     def beside(self) -> Speculation:
         """Of ranks beside the first one, which alone has a model that drafts: they verify as many tokens, and hold no
         more than where nobody's weights draft."""
-        return self if self.model is None else replace(self, drafter=Drafter.lookup, model=None)
+        return self if self.model is None else replace(self, drafter=Drafter.lookup, model=None, step_s=0.0)
 
 
 def modelled(planned: Speculation, asked: Speculate | None, model: ModelSpec, target: ModelSpec) -> Speculation:

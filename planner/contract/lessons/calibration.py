@@ -22,6 +22,7 @@ from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build
 from penstock.planner.common.user_folder import profile_dir
+from penstock.planner.contract.decided.speculating import MOST_STEP_S
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -192,6 +193,9 @@ def _calibration_from(data: Mapping[str, Any]) -> Calibration:
             least = 0 if f.name in ("pass_s", "start_s") else None
             if isinstance(value, float) and not (0 < value < float("inf") or value == least):
                 raise UserError(f"runs[{i}].{f.name}={value}: must be above 0")
+        step_s = None if run.drafts is None else run.drafts.step_s
+        if step_s is not None and not 0 < step_s <= MOST_STEP_S:
+            raise UserError(f"runs[{i}].drafts.step_s={step_s}: must be above 0, at most {MOST_STEP_S:g}")
     return known
 
 

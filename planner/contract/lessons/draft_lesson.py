@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from penstock.planner.contract.decided.speculating import Speculation
@@ -30,6 +31,8 @@ class DraftLesson:
     tried: tuple[int, ...]
     """Of the first, second, ... token of a chain: drafted, and all before it kept."""
     kept: tuple[int, ...]
+    step_s: float | None = None
+    """Seconds of a token of a chain, where a model drafted for one sequence at a time."""
 
     @classmethod
     def of(cls, speculation: Speculation, text: str, facts: Mapping[str, Any] | None) -> DraftLesson | None:
@@ -38,7 +41,14 @@ class DraftLesson:
             return None
         tried = tuple(facts["tried_at"])
         kept = (*facts["kept_at"], *[0] * len(tried))[: len(tried)]
-        return cls(drafter_name(speculation), text, facts["asked"], facts["proposed"], tried, kept)
+        return cls(drafter_name(speculation), text, facts["asked"], facts["proposed"], tried, kept, draft_step_s(speculation, facts))
+
+
+def draft_step_s(speculation: Speculation, facts: Mapping[str, Any]) -> float | None:
+    """Of a run's report on its drafts: seconds of a token of a chain; None where no model drafted, or for several sequences at once."""
+    if speculation.model is None or not facts["drafted"] or facts["rows"] != facts["passes"]:
+        return None
+    return float(facts["draft_s"] / facts["drafted"])
 
 
 def drafter_name(speculation: Speculation) -> str:
@@ -64,6 +74,13 @@ def counting_on(speculation: Speculation, lessons: Sequence[DraftLesson], text: 
     differ = any(abs(place - seen) > APART * math.sqrt(seen * (1 - seen) / n) for place, n in zip(places, tried, strict=False))
     at = tuple(round(place, 4) for place in places) if differ else ()
     return replace(speculation, acceptance=share, acceptance_at=at, proposes=proposes)
+
+
+def timed(speculation: Speculation, lessons: Sequence[DraftLesson], rows: int) -> Speculation:
+    """``speculation`` with the seconds of a step that ``lessons`` of its drafter found, on text of any kind: the median. Itself where there
+    are none, or where it drafts for more ``rows`` than one, as no lesson did."""
+    found = [lesson.step_s for lesson in lessons if lesson.drafter == drafter_name(speculation) and lesson.step_s]
+    return replace(speculation, step_s=median(found)) if found and rows == 1 else speculation
 
 
 def stands_on(speculation: Speculation, lessons: Sequence[DraftLesson], text: str) -> str:

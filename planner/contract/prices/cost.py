@@ -180,7 +180,7 @@ def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
 
 def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
-    counted: a model that drafts takes a step for each token of the chain.
+    counted: a model that drafts takes a step for each token of the chain, by its price where no run has timed it.
 
     Priced as a step of so many rows: :func:`verified`. Where no pass of all sequences and so many tokens is recorded, it is launched kernel
     by kernel.
@@ -192,7 +192,7 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
     verified_s = _undrafted(machine, model, *verified(workload, priced)).decode_s_per_token
     alone = _drafter_alone(hardware, model, workload, decisions)
-    return verified_s + (decisions.speculation.tokens * alone.decode_s_per_token if alone else 0.0)
+    return verified_s + (drafts * (decisions.speculation.step_s or alone.decode_s_per_token) if alone else 0.0)
 
 
 def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisions]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
-from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on
+from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on, timed
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
@@ -29,7 +29,9 @@ def speculating(
         drafting.append((plan, counting_on(lookup, seen, text)))
     if drafter is not None:
         try:
-            drafting.append((beside_drafter(plan, drafter, solve), counting_on(drafter, seen, text)))
+            known = counting_on(drafter, seen, text)
+            alone = known if plan.workload.is_served else timed(known, seen, plan.decisions.batch)
+            drafting.append((beside_drafter(plan, drafter, solve), alone))
         except UserError as error:
             if asked is not Speculate.auto:
                 raise

@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock
+from penstock.planner.common.errors import UserError
+from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
+from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.calibration import (
     CalibratingRun,
     Calibration,
@@ -23,7 +28,9 @@ from penstock.planner.contract.lessons.calibration import (
     write_calibration,
 )
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.cost import verify_s
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.planner.contract.speculation.drafting import counted_s, counted_tokens
@@ -77,6 +84,45 @@ def test_the_next_solve_counts_on_what_runs_saw_of_this_kind_of_text_alone(tmp_p
     assert penstock.solve(**asked).prediction.tokens_a_pass == 1
     write_plan(known, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml").prediction == known.prediction
+
+
+def test_a_drafter_that_runs_have_timed_costs_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever they found of the model beside it, and however far its price is off. Several sequences at once have no such run."""
+    monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(tmp_path))
+    asked: dict[str, Any] = {"model": "llama8b", "hardware": "rtx4090", "speculate": "self", "hardware.vram_bytes": 12 * 2**30}
+    asked |= {
+        "workload.batch": 1,
+        "workload.requests": 1,
+        "workload.context_tokens": 0,
+        "workload.prompt_tokens": 64,
+        "workload.new_tokens": 64,
+    }
+    priced = penstock.solve(**asked)
+    decided, drafter = priced.decisions.speculation, priced.drafter
+    assert drafter is not None and decided.step_s == 0
+    facts = {"asked": 90, "proposed": 90, "tried_at": [90], "kept_at": [72], "drafted": 90, "passes": 100, "rows": 100, "draft_s": 0.45}
+    lesson = DraftLesson.of(decided, "another kind", facts)
+    assert lesson is not None and lesson.step_s == pytest.approx(0.005)
+    two_at_once = DraftLesson.of(decided, "another kind", {**facts, "rows": 200})
+    assert two_at_once is not None and two_at_once.step_s is None
+    run = CalibratingRun("now", priced.model.name, geometry_of(priced.model), "drive", weights_gbps=100.0, pass_s=0.001, drafts=lesson)
+    write_calibration(calibration_path(priced.hardware), Calibration(Machine.of(priced.hardware), (run,)))
+    three, four = (penstock.solve(**asked, **{"force.speculate_tokens": k}) for k in (3, 4))
+    wider_s = verify_s(*without_drafter(four)) - verify_s(*without_drafter(three))
+    more_s = four.prediction.decode_s_per_token - three.prediction.decode_s_per_token
+    assert more_s - wider_s == pytest.approx(0.005)
+    assert penstock.solve(**{**asked, "workload.batch": 2, "workload.requests": 2}).decisions.speculation.step_s == 0
+    write_plan(four, tmp_path / "plan.yaml")
+    assert read_plan(tmp_path / "plan.yaml").prediction == four.prediction
+    text = calibration_path(priced.hardware).read_text()
+    calibration_path(priced.hardware).write_text(text.replace("step_s: 0.005", "step_s: -0.005"))
+    with pytest.raises(UserError, match="drafts.step_s=-0.005: must be above 0"):
+        penstock.solve(**asked)
+
+
+def without_drafter(plan: Plan) -> tuple[HardwareProfile, ModelSpec, Workload, Decisions]:
+    """What ``plan`` verifies, whoever drafts."""
+    return plan.hardware, plan.model, plan.workload, replace(plan.decisions, speculation=plan.decisions.speculation.beside)
 
 
 class Proposes:
