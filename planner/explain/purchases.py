@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.dealt import ExpertShare
-from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype, Format
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
@@ -98,6 +99,7 @@ def offers(question: Question) -> Iterator[Offer]:
         sliced = replace(q, share=ExpertShare.sliced)
         yield Offer("share", "a slice of every expert on each rank (moe.share=sliced)", sliced, is_bought=False)
     yield from _other_forms(q)
+    yield from _in_rows(q)
 
 
 def _one_more_card(question: Question) -> Iterator[Offer]:
@@ -151,6 +153,8 @@ FORMS = (
     ("int4", "INT4-128", "a 4-bit checkpoint of the model, groups of 128: other weights, which answer otherwise"),
 )
 """Key, format and words of what a model in BF16 could be had in."""
+TURNED = r"^(?:AWQ|GPTQ([48]))(-\w+)$"
+"""Formats that the store has in another order: bits but AWQ's 4, and group."""
 
 
 def _other_forms(question: Question) -> Iterator[Offer]:
@@ -161,6 +165,21 @@ def _other_forms(question: Question) -> Iterator[Offer]:
         if other.weight_bytes < model.weight_bytes and model.compute_dtype is Dtype.bfloat16:
             size = f"{show_bytes(model.weight_bytes)} to {show_bytes(other.weight_bytes)}"
             yield Offer(key, f"{words} ({size})", replace(question, model=other), is_bought=False)
+
+
+def _rows_format(name: str) -> Format | None:
+    found = re.match(TURNED, name)
+    return None if found is None else KNOWN_FORMATS[f"INT{found[1] or 4}{found[2]}-asym"]
+
+
+def _in_rows(question: Question) -> Iterator[Offer]:
+    """The same numbers in the order of rows, where GPTQ or AWQ has another. Not where columns have named groups."""
+    model = question.model
+    turned = {unit.format: form for unit in model.units if (form := _rows_format(unit.format.name))}
+    if turned:
+        units = tuple(replace(unit, format=turned.get(unit.format, unit.format)) for unit in model.units)
+        words = "the same numbers in an order that products read as they lie (runtime pack format=rows)"
+        yield Offer("rows", words, replace(question, model=replace(model, units=units, checkpoint=None, digest=None)), is_bought=False)
 
 
 def _together(question: Question, batch: int) -> Workload:

@@ -229,12 +229,14 @@ class BenchConfig(SamplingKeys, Closing):
 
 
 class PackFormat(StrEnum):
-    """What a pack can make of a BF16 checkpoint's linear layers and routed experts."""
+    """What a pack can make of a checkpoint's linear layers and routed experts."""
 
     lossless = "lossless"
     """12 bits a weight; every bit comes back."""
     int4 = "int4"
     """4 bits a weight, rounded to the nearest in groups of 128."""
+    rows = "rows"
+    """The numbers of GPTQ and AWQ in the order of rows, which a product reads as they lie: compressed-tensors' pack-quantized."""
 
 
 @dataclass
@@ -248,9 +250,10 @@ class PackConfig(Closing):
     adapter: str | None = None
     """Directory of a LoRA adapter (PEFT) to merge into the weights, as PEFT's merge_and_unload does."""
     format: PackFormat | None = None
-    """Store the linear layers and routed experts of a BF16 checkpoint otherwise; null: as they are. `lossless`: in 12 bits, of which every
-    bit comes back; embedding, head, norms and units whose exponents do not fit stay as they are. `int4`: rounded to the nearest of 4 bits
-    in groups of 128 columns; for quality take a quantiser's checkpoint."""
+    """Store linear layers and routed experts otherwise; null: as they are. Of a BF16 checkpoint, `lossless`: in 12 bits, of which every bit
+    comes back; embedding, head, norms and units whose exponents do not fit stay as they are. `int4`: rounded to the nearest of 4 bits in
+    groups of 128 columns; for quality take a quantiser's checkpoint. Of GPTQ and AWQ, `rows`: the same numbers in an order that products
+    read as they lie; not with `desc_act`."""
     device: str | None = None
     """Raw block device to write the weights to instead of a file in `out`; needs force=true."""
     force: bool = False

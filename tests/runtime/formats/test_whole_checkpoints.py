@@ -18,7 +18,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.runtime.asked.run_schema import CpuProduct
+from penstock.runtime.asked.run_schema import CpuProduct, PackFormat
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.model.skeleton import open_skeleton
@@ -232,3 +232,38 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded(tmp_path: Path, 
     with pytest.raises(UserError) as raised:
         spec_from_checkpoint(edit(made(directory, MADE["GPTQ4-64"]), damage))
     assert named in str(raised.value) and "download" in str(raised.value) and "\n" not in str(raised.value)
+
+
+RECODED = {
+    "GPTQ4-64": "INT4-64-asym",
+    "GPTQ4-sym": "INT4-64",
+    "GPTQ8-row": "INT8-row-asym",
+    "AWQ-32": "INT4-32-asym",
+}
+"""What a checkpoint has, and what `pack format=rows` makes of it."""
+SYMMETRIC = Made("mixtral", F16, lambda m: whole(m, 4, 64, F16, True), lambda w: gptq(w, 4), GPTQ | {"sym": True})
+BYTES = Made("qwen3", BF16, lambda m: whole(m, 8, 0, F16), lambda w: gptq(w, 8), GPTQ | {"bits": 8, "group_size": -1})
+
+
+@pytest.mark.parametrize("form", RECODED)
+def test_gptq_and_awq_in_the_order_of_rows_give_the_same_logits(form: str, tmp_path: Path) -> None:
+    how = MADE.get(form) or {"GPTQ4-sym": SYMMETRIC, "GPTQ8-row": BYTES}[form]
+    sizes = SIZES if how.model_type != "mixtral" else {key: value for key, value in SIZES.items() if key != "head_dim"}
+    (tmp_path / "made").mkdir()
+    stored, out = made(tmp_path / "made", how, sizes), tmp_path / "rows"
+    with opened(plan_for(stored, decisions()), stored) as session:
+        want = logits_of(session, ROWS)
+    pack_checkpoint(stored, out, None, False, lambda *_: None, form=PackFormat.rows)
+    assert {unit.format.name for unit in spec_from_checkpoint(out).units} == {RECODED[form], str(how.dtype)[6:].upper().replace("LOAT", "")}
+    assert verify_store(out, lambda *_: None)["nbytes"]
+    with opened(plan_for(out, decisions()), out) as session:
+        assert same(logits_of(session, ROWS), want)
+
+
+@pytest.mark.parametrize("form", ["GPTQ4-64-order", "INT4-128"])
+def test_what_has_no_order_to_mend_is_not_packed_so(form: str, tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    stored = made(tmp_path / "made", MADE[form])
+    said = "has named groups" if form.endswith("order") else "has INT4-128, allowed are GPTQ and AWQ; pack it without format="
+    with pytest.raises(UserError, match=f"format=rows: .*{said}"):
+        pack_checkpoint(stored, tmp_path / "rows", None, False, lambda *_: None, form=PackFormat.rows)
