@@ -21,6 +21,7 @@ from penstock.planner.contract.decided.recording import can_record, records_whol
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype, Format
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
@@ -173,13 +174,27 @@ def _rows_format(name: str) -> Format | None:
 
 
 def _in_rows(question: Question) -> Iterator[Offer]:
-    """The same numbers in the order of rows, where GPTQ or AWQ has another. Not where columns have named groups."""
-    model = question.model
-    turned = {unit.format: form for unit in model.units if (form := _rows_format(unit.format.name))}
-    if turned:
-        units = tuple(replace(unit, format=turned.get(unit.format, unit.format)) for unit in model.units)
+    """The same numbers in the order of rows, where GPTQ or AWQ has another; not where columns have named groups. And BF16 for F16, in which
+    the CPU multiplies beside no card."""
+    rows = _turned(question.model)
+    if rows is not question.model:
         words = "the same numbers in an order that products read as they lie (runtime pack format=rows)"
-        yield Offer("rows", words, replace(question, model=replace(model, units=units, checkpoint=None, digest=None)), is_bought=False)
+        yield Offer("rows", words, replace(question, model=rows), is_bought=False)
+    if question.model.compute_dtype is Dtype.float16 and question.hardware.host is not None:
+        also = "" if rows is question.model else ", and that order"
+        words = f'computing in BF16, in which the CPU multiplies, too ("dtype": "bfloat16" in config.json{also})'
+        kv = Dtype.bfloat16 if question.model.kv_dtype is Dtype.float16 else question.model.kv_dtype
+        yield Offer("bf16", words, replace(question, model=replace(rows, compute_dtype=Dtype.bfloat16, kv_dtype=kv)), is_bought=False)
+
+
+def _turned(model: ModelSpec) -> ModelSpec:
+    """``model`` as `runtime pack format=rows` stores it; itself where there is nothing to mend."""
+    turned = {unit.format: form for unit in model.units if (form := _rows_format(unit.format.name))}
+    if not turned:
+        return model
+    return replace(
+        model, units=tuple(replace(unit, format=turned.get(unit.format, unit.format)) for unit in model.units), checkpoint=None, digest=None
+    )
 
 
 def _together(question: Question, batch: int) -> Workload:
