@@ -1,15 +1,15 @@
 /* Products with numbers whose lowest 4 bits lie along rows, two a byte: up to 4 input rows, in AVX512.
  *
  * 64 bytes are 32 words of 16 bits, and have 128 columns: of each 2 * run columns the first half in the lower halves of `run` bytes, the
- * others in the upper halves. A shift by 4 n leaves one number lowest in each word: decoding takes a shift and one permutation for 32 columns,
- * and no table for each group. Inputs lie in the same order, struct inputs' words. Lanes of a sum then belong to one group each, and are
+ * others in the upper halves. A shift by 4 n leaves one number lowest in each word: 32 columns take a shift and one permutation to decode,
+ * and no group a table. Inputs lie in the same order, struct inputs' words. Lanes of a sum then belong to one group each, and are
  * multiplied by its scale when 128 columns are summed:
  *
  *     y = sum over groups: scale * sum over the group's columns: number * x
  *
  * With runs of one, a lane of a sum has 8 neighbouring columns. With longer ones numbers of even n are of other columns than those of odd n.
- * Weights are not rounded to BF16, as decoding rounds them. A core of Zen 4 multiplies 26 GB/s of INT4 so from its own cache, where a table for
- * each group and codes cut from bytes gave 15 (docs/log.md, 2026-11-26). */
+ * Weights are not rounded to BF16, as decoding rounds them. A core of Zen 4 multiplies 26 GB/s of INT4 so from its own cache, where a table
+ * for each group and codes cut from bytes gave 15 (docs/log.md, 2026-11-26). */
 #ifndef PENSTOCK_PRODUCT_WORDS_H
 #define PENSTOCK_PRODUCT_WORDS_H
 

@@ -52,7 +52,8 @@ int64_t scratch_bytes(const struct unit *unit, int64_t rows)
 {
     int64_t inputs = inputs_of(unit), middle = middle_of(unit);
     return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
-           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(rows, inputs) + words_bytes(rows, middle) + (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
+           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(rows, inputs) + words_bytes(rows, middle) +
+           (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
 }
 
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
