@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from penstock.runtime.beside.coded_parts import PARTS_OF
+from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import Level, machine_level, products_unbuilt
 from penstock.runtime.beside.host_matrix import host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
@@ -73,3 +74,28 @@ def test_variants_without_a_product_are_left_to_decoding() -> None:
     assert host_matrix_of("INT8-tensor", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1)}) is None
     assert host_matrix_of("INT8-row", {"weight": torch.zeros(8, 128, dtype=torch.int8), "weight_scale": torch.ones(1).bfloat16()}) is None
     assert set(PARTS_OF) <= set(CODINGS)
+
+
+@pytest.mark.parametrize(
+    "forms", [("Q4_K", "Q6_K", "Q4_0"), ("INT4-64", "INT4-64-asym", "MXFP4"), ("Q5_K", "BF16", "NVFP4"), ("BF16", "Q4_0", "Q5_K")]
+)
+def test_an_ffn_of_several_formats_gives_each_the_inputs_in_its_own_order(pool: HostPool, forms: tuple[str, str, str]) -> None:
+    """Few rows of inputs are put into the order of up's format; gate may have another."""
+    torch.manual_seed(1)
+    made, plain = [], []
+    for form, (rows, columns) in zip(forms, ((256, 512), (256, 512), (96, 256)), strict=True):
+        kept = torch.empty(rows, columns, dtype=torch.bfloat16).normal_(std=0.02)
+        if form != "BF16":
+            name = next(key for key in coded_matrices(rows, columns) if key.split(" ")[0] == form)
+            stored, parts = coded_matrices(rows, columns)[name]
+            CODINGS[stored].decode(parts, kept)
+        made.append(host_matrix_of(stored if form != "BF16" else form, parts if form != "BF16" else {"weight": kept}))
+        plain.append(kept)
+    assert None not in made
+    for tokens in (1, 3, 6):
+        x, out = torch.randn(tokens, 512).bfloat16(), torch.empty(tokens, 96, dtype=torch.bfloat16)
+        pool.ffn(HostFfn(*made), x, out)  # type: ignore[arg-type]
+        gate, up, down = (weight.double() for weight in plain)
+        middle = torch.nn.functional.silu(x.double() @ gate.T) * (x.double() @ up.T)
+        want, size = middle @ down.T, middle.abs() @ down.T.abs()
+        assert (out.double() - want).abs().max() <= 0.02 * size.max(), forms
