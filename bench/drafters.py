@@ -77,6 +77,11 @@ def edited(text: str) -> str:
     return re.sub(rf"\b{names[0][0]}\b", "renamed", text) if names else text
 
 
+def rows_of(plan: Plan) -> int:
+    """Of a text, in a pass of ``plan`` with all its drafts."""
+    return plan.decisions.speculation.tokens + 1
+
+
 class Drafters(Hybrid):
     """The cases over trained models."""
 
@@ -92,7 +97,7 @@ class Drafters(Hybrid):
             plan = self.solve(f"tiny-{asked}", checkpoint, *keys, vram=WHOLE, prompt=64, new=SMALL_NEW)
             made = self.worker(measure_replies, plan, checkpoint, prompts, True)
             yield self.over(made, plan, f"drafts by {plan.decisions.speculation.drafter}", f"small, speculate={asked}", target)
-            yield from self.ties(made, f"tiny-{asked}-plain", checkpoint, prompts, vram=WHOLE, prompt=64, new=SMALL_NEW)
+            yield from self.ties(made, rows_of(plan), f"tiny-{asked}-plain", checkpoint, prompts, vram=WHOLE, prompt=64, new=SMALL_NEW)
 
     def experts(self) -> Iterator[Row]:
         drawn = "model" in self.given
@@ -132,11 +137,13 @@ class Drafters(Hybrid):
             what += f"; {each_ms:.2f} ms a draft for {decided.step_s * 1e3 or price_ms:.2f}, by its price {price_ms:.2f}"
         return Row("  a pass", what, took, said, "s", took / said, "", said / took, 0, 0)
 
-    def ties(self, made: dict[str, Replies], name: str, checkpoint: Path, prompts: Sequence[Sequence[int]], **solve: Any) -> Iterator[Row]:
-        """Texts that part from plain decoding's where that was no tie; each that parts is told."""
+    def ties(
+        self, made: dict[str, Replies], rows: int, name: str, checkpoint: Path, prompts: Sequence[Sequence[int]], **solve: Any
+    ) -> Iterator[Row]:
+        """Texts that part from plain decoding's where that was no tie, by passes of up to ``rows`` a text; each that parts is told."""
         mine, its = made["drafted"].tokens, made["plain"].tokens
         at = first_differences(mine, its)
-        found = self.worker(partings, self.solve(name, checkpoint, **solve), checkpoint, prompts, its, at) if at else []
+        found = self.worker(partings, self.solve(name, checkpoint, **solve), checkpoint, prompts, its, at, rows) if at else []
         for parting in found:
             print(f"  {parting}", flush=True)
         total, wrong = sum(map(len, its)), sum(not parting.is_tie for parting in found)
@@ -183,7 +190,7 @@ class Drafters(Hybrid):
                 row = self.over(made, drafted, f"by {who}", f"real, {kind}", wanted)
                 yield replace(row, what=f"{row.what}, {left} of {looked[kind].texts} left out")
                 yield self.a_pass(made["drafted"], drafted)
-                yield from self.ties(made, f"{name}-plain", target, [shown[k] for k in fresh], **solve)
+                yield from self.ties(made, rows_of(drafted), f"{name}-plain", target, [shown[k] for k in fresh], **solve)
 
     @cached_property
     def context(self) -> int:
