@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.dealt import ExpertShare
-from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype, Format
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype, in_rows
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.network import Network
@@ -154,8 +153,6 @@ FORMS = (
     ("int4", "INT4-128", "a 4-bit checkpoint of the model, groups of 128: other weights, which answer otherwise"),
 )
 """Key, format and words of what a model in BF16 could be had in."""
-TURNED = r"^(?:AWQ|GPTQ([48]))(-\w+)$"
-"""Formats that the store has in another order: bits but AWQ's 4, and group."""
 
 
 def _other_forms(question: Question) -> Iterator[Offer]:
@@ -166,11 +163,6 @@ def _other_forms(question: Question) -> Iterator[Offer]:
         if other.weight_bytes < model.weight_bytes and model.compute_dtype is Dtype.bfloat16:
             size = f"{show_bytes(model.weight_bytes)} to {show_bytes(other.weight_bytes)}"
             yield Offer(key, f"{words} ({size})", replace(question, model=other), is_bought=False)
-
-
-def _rows_format(name: str) -> Format | None:
-    found = re.match(TURNED, name)
-    return None if found is None else KNOWN_FORMATS[f"INT{found[1] or 4}{found[2]}-asym"]
 
 
 def _in_rows(question: Question) -> Iterator[Offer]:
@@ -189,7 +181,7 @@ def _in_rows(question: Question) -> Iterator[Offer]:
 
 def _turned(model: ModelSpec) -> ModelSpec:
     """``model`` as `runtime pack format=rows` stores it; itself where there is nothing to mend."""
-    turned = {unit.format: form for unit in model.units if (form := _rows_format(unit.format.name))}
+    turned = {unit.format: form for unit in model.units if (form := in_rows(unit.format))}
     if not turned:
         return model
     return replace(

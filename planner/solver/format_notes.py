@@ -9,19 +9,25 @@ from typing import Any
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, parse_object, read_bytes
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.config.config_schema import ModelConfig
+from penstock.planner.contract.given.formats import Dtype, in_rows
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.published.hub_names import config_folder, hub_name
 from penstock.planner.contract.stored.activations import named_activations, names_kv
 
 
-def format_notes(model: ModelSpec, asked: ModelConfig) -> Iterator[str]:
-    """What of the quantization_config of ``model`` runs do not follow."""
+def format_notes(model: ModelSpec, asked: ModelConfig, hardware: HardwareProfile) -> Iterator[str]:
+    """What of the quantization_config of ``model`` runs do not follow, and what would make its products faster on ``hardware``."""
     said = _said(asked)
     computed = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}[model.compute_dtype]
     if named := named_activations(said):
         yield f"activations stay {computed}: the checkpoint names {named} for them, and only weights are taken as it stores them"
     if names_kv(said):
         yield f"KV stays {model.kv_dtype.value}: the checkpoint names another dtype for it"
+    if turned := sorted({unit.format.name for unit in model.units if in_rows(unit.format)}):
+        yield f"numbers of {', '.join(turned)} are turned at each product: `runtime pack format=rows` mends their order once, to the bit"
+    if model.compute_dtype is Dtype.float16 and hardware.host is not None:
+        yield 'the CPU multiplies nothing beside the card, as the checkpoint computes in F16: "dtype": "bfloat16" in config.json lets it'
 
 
 def _said(asked: ModelConfig) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     drafter = drafter_asked(cfg.speculate, cfg.draft, asked.question.model, cfg.model.config)
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
-        formats = format_notes(asked.question.model, cfg.model)
+        formats = format_notes(asked.question.model, cfg.model, asked.question.hardware)
 
         def dealt_beside(vram_bytes: int, dram_bytes: int) -> Plan:
             return answer_dealt(replace(asked.question, taken=(vram_bytes, dram_bytes)), (*formats, *told))
@@ -59,7 +59,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
     return replace(
         plan,
         notes=(
-            *format_notes(model, cfg.model),
+            *format_notes(model, cfg.model, plan.hardware),
             *(note for note in plan.notes if plan.decisions.speculation.drafter is not Drafter.mtp or not note.endswith(FURTHER)),
             *reuse_notes(plan, asked.question.force),
             *expert_notes(plan, asked.hits.source),

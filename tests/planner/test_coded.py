@@ -11,9 +11,11 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.decided.decisions import ResidentForms, Tier, WeightForm
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
-from penstock.planner.contract.given.formats import QUANTISED, Format
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, QUANTISED, Dtype, Format
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.lessons.corrections import slowed
@@ -166,9 +168,18 @@ def test_explain_offers_what_fewer_bits_of_a_bf16_model_would_give() -> None:
 def test_dtypes_that_a_checkpoint_names_for_activations_are_said(said: dict[str, object], named: str) -> None:
     assert named_activations(said) == named
     asked = ModelConfig(name="x", config={"quantization_config": said | {"kv_cache_scheme": {"num_bits": 8}}})
-    notes = list(format_notes(model(), asked))
+    notes = list(format_notes(model(), asked, machine()))
     assert (f"the checkpoint names {named} for them" in notes[0]) is bool(named)
     assert notes[-1].startswith("KV stays bfloat16")
+
+
+def test_solve_says_what_would_make_products_faster() -> None:
+    halves = replace(model().stored_as(KNOWN_FORMATS["AWQ-128"]), compute_dtype=Dtype.float16)
+    host = replace(machine(), host=HostRates(4, {"BF16": Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9))
+    plain = ModelConfig(name="x")
+    (order, dtype) = format_notes(halves, plain, host)
+    assert order.startswith("numbers of AWQ-128 are turned") and "format=rows" in order and '"dtype": "bfloat16"' in dtype
+    assert list(format_notes(halves, plain, machine())) == [order] and not list(format_notes(model(), plain, host))
 
 
 def test_solve_says_how_fast_each_format_is_decoded_and_where_the_rate_is_from() -> None:

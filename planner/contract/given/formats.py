@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -128,6 +129,13 @@ QUANTISED: Mapping[str, Format] = _named(
 
 KNOWN_FORMATS: Mapping[str, Format] = MappingProxyType({**FORMATS, **QUANTISED})
 """Formats that a unit of a plan may have, by name."""
+
+
+def in_rows(form: Format) -> Format | None:
+    """What `runtime pack format=rows` makes of ``form``, whose numbers lie in another order than rows; None for others, and for groups
+    that columns name."""
+    found = re.fullmatch(r"(?:AWQ|GPTQ([48]))(-\w+)", form.name)
+    return None if found is None else KNOWN_FORMATS[f"INT{found[1] or 4}{found[2]}-asym"]
 
 
 def no_such_format(where: str, name: object) -> UserError:
