@@ -29,7 +29,7 @@ class HostFfn:
     activation: str = "silu"
     """One of ``ACTIVATIONS``."""
     biases: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None] = (None, None, None)
-    """Of gate, up and down."""
+    """Of gate, up and down; BF16, else rounded to it."""
     clamp: tuple[float, float] | None = None
     """(alpha, limit) of gpt-oss's expert: gate is at most the limit, up within it on both sides. ``activation`` then says nothing."""
     _kept: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
@@ -62,7 +62,7 @@ class HostFfn:
     def in_c(self) -> CUnit:
         """As the library takes it, made once; it lives as long as this does."""
         if "unit" not in self._kept:
-            biases = [None if bias is None else bias.float().contiguous() for bias in self.biases]
+            biases = [None if bias is None else bias.to(torch.bfloat16).contiguous() for bias in self.biases]
             form = _PRODUCT if self.up is None else _PLAIN if self.gate is None else _GATED
             form = form if self.clamp is None else _PAIRED
             none = CMatrix()

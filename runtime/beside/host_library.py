@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 8
+VERSION = 9
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""

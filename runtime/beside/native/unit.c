@@ -203,10 +203,10 @@ static activate_fn activate_at(int level)
     return level >= LEVEL_AVX512 ? X86(activate_avx512) : level >= LEVEL_AVX2 ? X86(activate_avx2) : activate_portable;
 }
 
-static void add(float *to, const float *bias, int64_t count)
+static void add(float *to, const uint16_t *bias, int64_t count)
 {
     for (int64_t o = 0; bias && o < count; o++)
-        to[o] += bias[o];
+        to[o] += from_bf16(bias[o]);
 }
 
 /* Columns [first, last) of what down takes, in the forms that it takes. */
@@ -281,7 +281,7 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
     product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
     for (int64_t r = 0; r < work->rows; r++)
         for (int64_t o = first; o < last; o++)
-            work->y[r * outputs + o] = to_bf16(scratch->out[r * outputs + o] + (unit->bias[2] ? unit->bias[2][o] : 0));
+            work->y[r * outputs + o] = to_bf16(scratch->out[r * outputs + o] + (unit->bias[2] ? from_bf16(unit->bias[2][o]) : 0));
 }
 
 /* Blocks [first, last) of memory. */

@@ -13,7 +13,7 @@ enum activation { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU };
 struct unit {
     int32_t form, activation;
     struct matrix gate, up, down;
-    const float *bias[3]; /* of gate, up, down; NULL for none */
+    const uint16_t *bias[3]; /* of gate, up, down, BF16; NULL for none */
     int64_t bytes;        /* that one pass reads */
     float alpha, limit;   /* of a paired one */
 };

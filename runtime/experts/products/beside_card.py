@@ -72,7 +72,7 @@ class ExpertUnits:
             raise UserError(f"{type(module).__name__}: the CPU has no product with experts that are stored so; {REMEDY}")
 
     def of(self, expert: int, tensors: PlacedTensors) -> HostFfn:
-        """``expert``, which lies where ``tensors`` are, in DRAM. It is kept beside them: a unit holds addresses, and biases in F32."""
+        """``expert``, which lies where ``tensors`` are, in DRAM. It is kept beside them: a unit holds addresses."""
         number, unit = tensors.known.get("unit", (None, None))
         if number != expert or unit is None:
             unit = self._unit(tensors)
@@ -146,7 +146,7 @@ class BesideCard:
 
     def prepare(self, places: Mapping[tuple[int, int], tuple[int, torch.Tensor]]) -> None:
         """Make the units of experts, by layer and number, that have come to their ``places`` in DRAM. Some 100 us each, before the CPU
-        begins with one and before any copy is queued: a step would wait for it. Takes 4 bytes of DRAM for each of their biases."""
+        begins with one and before any copy is queued: a step would wait for it."""
         for (layer, expert), place in places.items():
             self._unit_of(layer, expert, *place).in_c()
 

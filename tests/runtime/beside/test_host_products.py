@@ -112,6 +112,12 @@ def test_started_units_are_done_in_their_order(pool: HostPool) -> None:
     assert pool.told().busy_s > before.busy_s
 
 
+def test_biases_are_read_where_they_lie() -> None:
+    bias = normal(24)
+    unit = HostFfn(None, None, matrix_of(normal(24, 64)), biases=(None, None, bias))
+    assert unit.in_c().bias[2] == bias.data_ptr()
+
+
 def test_a_pool_refuses_what_is_no_plain_memory(pool: HostPool) -> None:
     matrix = matrix_of(normal(8, 16))
     out = torch.empty(2, 8, dtype=torch.bfloat16)
