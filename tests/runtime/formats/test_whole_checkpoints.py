@@ -24,7 +24,21 @@ from penstock.runtime.engine.sampling import Sampler, Sampling
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.runtime.formats.coded_checkpoints import LINEAR, Whole, awq, coded, compressed, edit, gptq, logits_of, packed, same, say, whole
+from tests.runtime.formats.coded_checkpoints import (
+    LINEAR,
+    Whole,
+    awq,
+    coded,
+    compressed,
+    edit,
+    gptq,
+    in_words,
+    logits_of,
+    packed,
+    same,
+    say,
+    whole,
+)
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import HostCopier, decisions, plan_for, save_tiny
@@ -238,16 +252,24 @@ RECODED = {
     "GPTQ4-64": "INT4-64-asym",
     "GPTQ4-sym": "INT4-64",
     "GPTQ8-row": "INT8-row-asym",
+    "GPTQ4-v2": "INT4-64-asym",
     "AWQ-32": "INT4-32-asym",
 }
 """What a checkpoint has, and what `pack format=rows` makes of it."""
 SYMMETRIC = Made("mixtral", F16, lambda m: whole(m, 4, 64, F16, True), lambda w: gptq(w, 4), GPTQ | {"sym": True})
+SECOND = Made(
+    "llama",
+    BF16,
+    lambda m: whole(m, 4, 64, F16),
+    lambda w: gptq(w, 4) | {"qzeros": in_words(w.zero.t(), 4)},
+    GPTQ | {"checkpoint_format": "gptq_v2"},
+)
 BYTES = Made("qwen3", BF16, lambda m: whole(m, 8, 0, F16), lambda w: gptq(w, 8), GPTQ | {"bits": 8, "group_size": -1})
 
 
 @pytest.mark.parametrize("form", RECODED)
 def test_gptq_and_awq_in_the_order_of_rows_give_the_same_logits(form: str, tmp_path: Path) -> None:
-    how = MADE.get(form) or {"GPTQ4-sym": SYMMETRIC, "GPTQ8-row": BYTES}[form]
+    how = MADE.get(form) or {"GPTQ4-sym": SYMMETRIC, "GPTQ8-row": BYTES, "GPTQ4-v2": SECOND}[form]
     sizes = SIZES if how.model_type != "mixtral" else {key: value for key, value in SIZES.items() if key != "head_dim"}
     (tmp_path / "made").mkdir()
     stored, out = made(tmp_path / "made", how, sizes), tmp_path / "rows"
