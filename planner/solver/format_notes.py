@@ -25,7 +25,7 @@ def format_notes(model: ModelSpec, asked: ModelConfig, hardware: HardwareProfile
     if names_kv(said):
         yield f"KV stays {model.kv_dtype.value}: the checkpoint names another dtype for it"
     if turned := sorted({unit.format.name for unit in model.units if in_rows(unit.format)}):
-        yield f"numbers of {', '.join(turned)} are turned at each product: `runtime pack format=rows` mends their order once, to the bit"
+        yield f"numbers of {', '.join(turned)} lie in another order than products read: `runtime pack format=rows` mends it, to the bit"
     if model.compute_dtype is Dtype.float16 and hardware.host is not None:
         yield 'the CPU multiplies nothing beside the card, as the checkpoint computes in F16: "dtype": "bfloat16" in config.json lets it'
 

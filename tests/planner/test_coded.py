@@ -178,7 +178,7 @@ def test_solve_says_what_would_make_products_faster() -> None:
     host = replace(machine(), host=HostRates(4, {"BF16": Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9))
     plain = ModelConfig(name="x")
     (order, dtype) = format_notes(halves, plain, host)
-    assert order.startswith("numbers of AWQ-128 are turned") and "format=rows" in order and '"dtype": "bfloat16"' in dtype
+    assert order.startswith("numbers of AWQ-128 lie in another order") and "format=rows" in order and '"dtype": "bfloat16"' in dtype
     assert list(format_notes(halves, plain, machine())) == [order] and not list(format_notes(model(), plain, host))
 
 

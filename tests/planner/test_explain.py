@@ -13,7 +13,6 @@ from penstock.planner.contract.config.config_schema import SolveConfig, Workload
 from penstock.planner.contract.decided.decisions import Decisions, ExpertPolicyName
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.curve import Curve
-from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
@@ -234,24 +233,6 @@ def test_the_advice_names_what_can_be_bought_the_one_that_gains_most_first(expla
     nothing = replace(explained, purchases=tuple(replace(p, found=p.base, share=1.0) for p in explained.purchases))
     (said,) = advice(nothing)
     assert said.startswith("Nothing: none of these makes the best plan faster")
-
-
-def test_the_order_of_rows_is_offered_where_numbers_lie_in_another() -> None:
-    plain = model(8)
-    for name, rows in (("AWQ-128", "INT4-128-asym"), ("GPTQ8-row", "INT8-row-asym"), ("GPTQ4-64-order", None), ("INT4-128", None)):
-        asked = Question(machine(), plain.stored_as(KNOWN_FORMATS[name]), work())
-        found = next((offer.question.model for offer in purchases_module._in_rows(asked)), None)
-        assert (found and {unit.format.name for unit in found.units}) == (rows and {rows, "BF16"})
-        assert found is None or abs(found.weight_bytes / asked.model.weight_bytes - 1) < 0.02
-
-
-def test_bf16_is_offered_for_f16_where_the_cpu_could_multiply() -> None:
-    halves = replace(model(8).stored_as(KNOWN_FORMATS["AWQ-128"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
-    host = replace(machine(), host=HostRates(4, {"BF16": Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9, 0.0, 1e-4))
-    for hardware, keys in ((machine(), ["rows"]), (host, ["rows", "bf16"])):
-        found = {offer.key: offer.question.model for offer in purchases_module._in_rows(Question(hardware, halves, work()))}
-        assert list(found) == keys and all(it.kv_dtype is it.compute_dtype for it in found.values())
-        assert "bf16" not in found or {unit.format.name for unit in found["bf16"].units} == {"INT4-128-asym", "BF16"}
 
 
 def test_each_offer_is_the_machine_with_it() -> None:

@@ -43,6 +43,19 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
     return whole ? _mm512_set1_ps(*at) : _mm512_permutexvar_ps(places, _mm512_loadu_ps(at));
 }
 
+/* name: products of so many input rows as are multiplied at once, by name_all, where it `fits`; others by strips. */
+#define BY_WIDTH(name, fits, strips)                                                                                                 \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        switch ((fits) ? in->rows : 0) {                                                                                             \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: strips(m, first, last, in, y, stride);                                                                              \
+        }                                                                                                                            \
+    }
+
 /* name: product_fn.
  *
  *     fill(m, o, row)   scales, and shifts where `shifted`, of row o
@@ -102,16 +115,7 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
                 name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 1);                                                     \
         }                                                                                                                            \
     }                                                                                                                                \
-    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
-    {                                                                                                                                \
-        switch (in->run == 1 && words_fit(m->columns, group) ? in->rows : 0) {                                                       \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: strips(m, first, last, in, y, stride);                                                                              \
-        }                                                                                                                            \
-    }
+    BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), strips)
 
 /* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
 struct words_part {
@@ -152,16 +156,7 @@ struct words_part {
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
         }                                                                                                                            \
     }                                                                                                                                \
-    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
-    {                                                                                                                                \
-        switch (in->run == runs && m->columns % TILE == 0 ? in->rows : 0) {                                                          \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: strips(m, first, last, in, y, stride);                                                                              \
-        }                                                                                                                            \
-    }
+    BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips)
 
 /* name_avx512, name_dot, name_amx: by words, more rows by strips that `block` decodes. */
 #define RUNS(name, state, open, block, decode, part, runs, lessened)                                                                 \

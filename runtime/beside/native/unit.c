@@ -106,12 +106,13 @@ static void words_of(const float *values, const uint16_t *rounded, uint16_t *wor
                      int64_t first, int64_t last, int64_t run)
 {
     const int64_t all = padded(columns), end = last < columns ? last : all;
+    const int bits = __builtin_ctzll((unsigned long long)run); /* run is a power of two */
     for (int64_t r = 0; r < rows; r++, values += columns, rounded += columns, words += all, eights += all / WORDS_LANE)
         for (int64_t k = first; k < end; k += WORDS_LANE) {
             uint16_t *to = words + k / WORDS_COLUMNS * WORDS_COLUMNS;
             float sum = 0;
             for (int64_t i = k; i < k + WORDS_LANE; i++) {
-                const int64_t at = i % WORDS_COLUMNS, byte = at / (2 * run) * run + at % run, upper = at / run % 2;
+                const int64_t at = i % WORDS_COLUMNS, byte = (at >> (bits + 1) << bits) + (at & (run - 1)), upper = at >> bits & 1;
                 to[(byte % 2 * 2 + upper) * (WORDS_COLUMNS / 4) + byte / 2] = i < columns ? rounded[i] : 0;
                 sum += i < columns ? values[i] : 0;
             }
