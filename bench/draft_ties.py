@@ -21,7 +21,7 @@ class Look(NamedTuple):
     apart: float
     """Between the two best logits of one row."""
     rounding: float
-    """The most that a logit of one row differs from that of many, at any of :func:`places`."""
+    """The most that two logits move against each other from one row to many, at any of :func:`places`: one may go up, the other down."""
     repeats: bool
     """Whether plain decoding, asked again, says all tokens before it once more."""
 
@@ -73,7 +73,8 @@ def look(made: Make, prompt: Sequence[int], its: Sequence[int], token: int, chun
     rounding = 0.0
     for place in places(len(prompt), len(said), token, rows):
         many = made([*prompt, *said[:place]], 1, rows).passes[-1].logits[-1].float()
-        rounding = max(rounding, float((one[place] - many).abs().max()))
+        moved = one[place] - many
+        rounding = max(rounding, float(moved.max() - moved.min()))
     best = one[token].topk(2).values
     return Look(float(best[0] - best[1]), rounding, said[:token] == list(its[:token]))
 

@@ -48,10 +48,10 @@ PROMPT, NEW = 512, 128
 HEAD = 48
 """Tokens of a file that stand behind the edited one, for the model to go on."""
 SMALL_NEW = 64
-TEXTS, LEAST = 6, 4
+TEXTS, LEAST = 12, 6
 """That are measured, and so many also where none are left to calibrate by."""
-TAUGHT = 4
-"""Other texts of the kind, of the calibrating run."""
+TAUGHT = 12
+"""Other texts of the kind, of the calibrating run. By four of them 94 % of drafts were kept, and 54 % of the six that were measured."""
 LOOKED = 80
 """Texts of a kind that are looked at, at most."""
 SPOKEN = ("Once upon a time there was a little girl", "The old man went to the sea and", "One day, a cat and a dog")

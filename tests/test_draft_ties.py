@@ -65,6 +65,14 @@ def test_logits_that_are_the_same_to_the_last_bit_where_the_texts_part_hide_no_r
     assert Parting(0, 10, seen).is_tie
 
 
+def test_rounding_is_what_two_logits_move_against_each_other() -> None:
+    played = Played()
+    plain = played.logits
+    played.logits = lambda place, off: plain(place, off) + (torch.tensor([[-off] * 9]) if off else 0.0)  # type: ignore[method-assign]
+    seen = look(played, PROMPT, REPLY, 10, 512, ROWS)
+    assert seen.rounding == pytest.approx(OFF, abs=1e-6), "all logits moved by -OFF, and one of them by OFF besides"
+
+
 def test_where_one_row_and_many_give_the_same_logits_no_difference_is_a_tie() -> None:
     assert not Parting(0, 10, look(Played(alike=frozenset(range(99))), PROMPT, REPLY, 10, 512, ROWS)).is_tie
 

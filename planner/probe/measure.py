@@ -172,7 +172,8 @@ def _measure_compute(
         return []
     if shares.products_s:
         meter.say("CPU products beside the link")
-        found.attempt(PRODUCTS, lambda: measure_products(shares.products_s, int(found.number("cpu.cores")), gpu.index))
+        cores, bus = int(found.number("cpu.cores")), found.number("dram.bus_gbps")
+        found.attempt(PRODUCTS, lambda: measure_products(shares.products_s, cores, gpu.index, bus))
     others = _measure_others(found, meter, shares, gpu, arena)
     _measure_links(found, meter, shares, gpu, others)
     return [other.config for other in others]

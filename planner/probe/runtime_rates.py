@@ -33,13 +33,16 @@ def measure_decoders(seconds: float, rows: int, threads: int, gpu: int | None) -
         yield Figure("gpu.products", told["cuda"]["products"], f"GB/s of stored bytes, products of one row, {how}")
 
 
-def measure_products(seconds: float, cores: int, gpu: int) -> Iterator[Figure]:
-    """Rates of the CPU by format and rows, within about ``seconds`` beside what importing torch and filling matrices takes."""
+def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> Iterator[Figure]:
+    """Rates of the CPU by format and rows, within about ``seconds`` beside what importing torch and filling matrices takes. Where products
+    and copies moved more than ``bus_gbps``, which is what plain reads found, the bus has more, too."""
     words = [f"cores={cores}", f"seconds={seconds}", f"gpu={gpu}"]
     told = _told("host_product_times", words, "the CPU's products", PRODUCTS_PATIENCE_S)
     if "unbuilt" in told:
         raise CannotMeasure(told["unbuilt"])
     how = "BF16 FFN of 4096 x 14336, one row"
+    if told["bus_gbps"] > bus_gbps:
+        yield Figure("dram.bus_gbps", told["bus_gbps"], f"products and copies together; plain reads got {bus_gbps:.1f} GB/s")
     yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
     yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")

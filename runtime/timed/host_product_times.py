@@ -2,7 +2,7 @@
 
     python -m penstock.runtime.timed.host_product_times cores=16 [seconds=4] [gpu=0]
 
-Ends with one JSON line: ``threads``; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
+Ends with one JSON line: ``threads``; ``bus_gbps``, the most that passed, copies included; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
 the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and ``format_threads``, format ->
 threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB
 of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of each format its own bytes at random took longer than all that is
@@ -43,7 +43,7 @@ PLAIN, DRAWN = "BF16", 4 << 20
 PATIENCE = 4
 """Times the seconds that were asked for: formats that are not begun by then get no rate, so that the others have one."""
 COPIED_BYTES = 64 << 20
-SHARES = ((3, 4), (1, 1), (1, 2))
+SHARES = ((3, 4), (7, 8), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 ATTENDED = 16, 8192
@@ -180,13 +180,13 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
     plain = plain_units()
     most = min(cores, most_threads())
     counts = sorted({max(1, most * part // whole) for part, whole in SHARES})
-    tried: list[tuple[float, int, float, float]] = []
+    tried: list[tuple[float, int, float, float, float]] = []
     link = 0.0
     for count in counts:
         with closing(HostPool(count)) as pool:
             alone = unit_gbps(pool, plain, 1, seconds / 8)
             if device is None:
-                tried.append((alone, -count, alone, 0.0))
+                tried.append((alone, -count, alone, 0.0, alone))
                 continue
             with Copies(device) as copies:
                 begun = time.perf_counter()
@@ -194,9 +194,10 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
                 link = max(link, copies.gbps_within(begun, time.perf_counter()))
                 begun = time.perf_counter()
                 beside = unit_gbps(pool, plain, 1, seconds / 8)
-                tried.append((beside + copies.gbps_within(begun, time.perf_counter()), -count, beside / alone, beside))
-    together, fewer, share, beside = max(tried)
+                tried.append((beside + copies.gbps_within(begun, time.perf_counter()), -count, beside / alone, beside, alone))
+    together, fewer, share, beside, _ = max(tried)
     yield "threads", (threads := -fewer)
+    yield "bus_gbps", max(*(moved for moved, *_ in tried), *(alone for *_, alone in tried))
     if device is not None:
         yield "beside_h2d", min(1.0, share)
         yield "h2d_beside", min(1.0, (together - beside) / link)

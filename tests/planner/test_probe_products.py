@@ -9,13 +9,13 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.probe import runtime_rates
-from penstock.planner.probe.findings import CannotMeasure, Findings
+from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.measure import _host
 from penstock.planner.probe.profile_table import _figures
 from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
-TOLD |= {"attention_gbps": 66.0, "format_threads": {"INT4-128": 14}}
+TOLD |= {"attention_gbps": 66.0, "bus_gbps": 120.0, "format_threads": {"INT4-128": 14}}
 
 
 def answering(monkeypatch, told, code=0, stderr=""):
@@ -32,7 +32,7 @@ def answering(monkeypatch, told, code=0, stderr=""):
 def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_the_profiles(monkeypatch):
     asked = answering(monkeypatch, TOLD)
     found = Findings("2026-11-22")
-    for figure in runtime_rates.measure_products(4.0, 16, 0):
+    for figure in runtime_rates.measure_products(4.0, 16, 0, 0.0):
         found.add(figure)
     assert asked[0][2:] == ["penstock.runtime.timed.host_product_times", "cores=16", "seconds=4.0", "gpu=0"]
     cfg = hardware("h200")
@@ -61,11 +61,20 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     assert shown["host.threads"] == "12; 14 for INT4-128"
 
 
+@pytest.mark.parametrize(("read", "bus"), [(100.0, 120.0), (0.0, 120.0), (130.0, 130.0)])
+def test_the_bus_has_what_products_and_copies_moved_where_plain_reads_got_less(read, bus, monkeypatch):
+    answering(monkeypatch, TOLD)
+    found = Findings("2026-11-26")
+    found.add(Figure("dram.bus_gbps", read, "reads"))
+    assert found.attempt(runtime_rates.PRODUCTS, lambda: runtime_rates.measure_products(4.0, 16, 0, read))
+    assert found.number("dram.bus_gbps") == bus and ("plain reads got" in found.how("dram.bus_gbps")) == (bus > read)
+
+
 def test_without_compiled_products_the_profile_says_why_and_the_card_computes_everything(monkeypatch):
     answering(monkeypatch, {"unbuilt": "products are not compiled here"})
     found = Findings("2026-11-22")
-    assert not found.attempt(runtime_rates.PRODUCTS, lambda: runtime_rates.measure_products(4.0, 16, 0))
+    assert not found.attempt(runtime_rates.PRODUCTS, lambda: runtime_rates.measure_products(4.0, 16, 0, 0.0))
     assert "products are not compiled here" in found.origin["host.products"] and _host(found) is None
     answering(monkeypatch, {}, 1, "Traceback\nValueError: no")
     with pytest.raises(CannotMeasure, match="timing the CPU's products failed: ValueError: no"):
-        list(runtime_rates.measure_products(4.0, 16, 0))
+        list(runtime_rates.measure_products(4.0, 16, 0, 0.0))
