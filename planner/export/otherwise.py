@@ -6,6 +6,7 @@ of the same rates, and of the pause of each pass that runs found. An engine's ow
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -76,8 +77,10 @@ def copied(plan: Plan) -> Plan:
 
 def computed_beside(plan: Plan) -> Iterator[Lost]:
     """What such an engine loses of the CPU's units; what else it loses comes on top of that."""
-    if host := beside_card(plan):
-        yield Lost(f"{len(host)} FFN units that the CPU computes", "copied to the card like the others", planned(copied(plan)).tokens_per_s)
+    kinds = Counter(unit.kind for unit in beside_card(plan))
+    if what := [f"{kinds[kind]} {words}" for kind, words in (("ffn", "FFN units"), ("head", "blocks of the LM head")) if kinds[kind]]:
+        lost = f"{' and '.join(what)} that the CPU computes"
+        yield Lost(lost, "copied to the card like the others", planned(copied(plan)).tokens_per_s)
 
 
 def moved_price(plan: Plan, read_bytes: float, copied_bytes: float) -> Price:

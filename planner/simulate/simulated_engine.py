@@ -57,6 +57,8 @@ class SimulatedEngine:
         self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
         self._launched_feed = open_feed(placement, gpu, options.wrap_around, experts is not None, self._dram, self.lanes, self.record)
         self._host_ns = host_units(plan)
+        self._head_on_host = tuple(unit for unit in self._host_ns if unit.kind == "head")
+        self._answered: set[Unit] = set()
         of_their_own = bool(self._host_ns) or is_recorded(plan.hardware, placement, plan.decisions.kv)
         self._recorded_feed = open_recorded(placement, gpu, bool(self._host_ns), self.lanes) if of_their_own else None
         self._feed: Feed = self._launched_feed
@@ -148,6 +150,8 @@ class SimulatedEngine:
     def visit(self, each: Pass, at: int, first: bool = True, last: bool = True) -> Iterator[Wait]:
         """Compute unit number ``at``, or one of its parts: it is entered with the ``first`` one, and left with the ``last``."""
         lanes, unit = self.lanes, self.units[at]
+        if unit == Unit("head", 0) and not each.prefill:
+            self._ask_head()
         if first:
             since = max(0, lanes.now)
             self._feed.ask(unit)
@@ -161,7 +165,11 @@ class SimulatedEngine:
             yield Wait(partial(kv.ready, unit.layer), unit)
             kv.enter(unit.layer)
             self.record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
-        if not each.prefill and unit in self._host_ns:
+        if not each.prefill and unit in self._head_on_host:
+            since = lanes.now
+            yield Wait(lambda: unit in self._answered, unit)
+            self.record.waited(COMPUTE, CPU, str(unit), since, lanes.now)
+        elif not each.prefill and unit in self._host_ns:
             work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None)
             yield from self._compute_beside(work, self._host_ns[unit])
         else:
@@ -178,6 +186,13 @@ class SimulatedEngine:
         if kv is not None:
             kv.leave(unit.layer)
         self.settle()
+
+    def _ask_head(self) -> None:
+        """The CPU begins with its blocks of the LM head, while the card computes its own."""
+        self._answered.clear()
+        for unit in self._head_on_host:
+            work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), partial(self._answered.add, unit))
+            self.lanes.add(CPU, work, self._host_ns[unit])
 
     def _compute_beside(self, work: Work, length_ns: int) -> Iterator[Wait]:
         """The CPU does ``work``, and the card waits for it."""

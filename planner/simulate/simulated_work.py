@@ -144,4 +144,4 @@ def host_units(plan: Plan) -> dict[Unit, int]:
     if not decisions.weights.host.compute(rows):
         return {}
     beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms)
-    return {unit: ns(beside.handed_s(placement.spec(unit))) for unit in placement.host_units}
+    return {unit: ns(beside.handed_s(placement.part(unit))) for unit in placement.host_units}

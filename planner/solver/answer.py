@@ -23,6 +23,7 @@ from penstock.planner.contract.decided.decisions import (
     WeightDecisions,
 )
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import most_host_rows
 from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
@@ -65,10 +66,12 @@ def decisions_of(program: Formulation) -> Decisions:
 
 
 def _host(program: Formulation) -> HostUnits:
-    p, count = program.problem, round(pulp.value(program.host.decided))
-    if not count:
-        return HostUnits(0, p.force.host_rows or 0)
-    return HostUnits(count, most_host_rows(p.hardware, p.model, p.batch) if p.force.host_rows is None else p.force.host_rows)
+    p = program.problem
+    ffn, head = (round(pulp.value(program.host.decided[kind])) for kind in (UnitKind.ffn, UnitKind.head))
+    host = HostUnits(ffn, p.force.host_rows or 0, head)
+    if not host.count or p.force.host_rows is not None:
+        return host
+    return replace(host, rows=most_host_rows(p.hardware, p.model, p.batch, host))
 
 
 def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:

@@ -23,6 +23,7 @@ from penstock.planner.solver.infeasible import why_infeasible
 from penstock.planner.solver.leftover import keep_more
 from penstock.planner.solver.terms.bound import bound_s
 from penstock.planner.solver.terms.formulation import Formulation
+from penstock.planner.solver.terms.host_terms import most_host_blocks
 from penstock.planner.solver.terms.linear import MB
 from penstock.planner.solver.terms.menu import batch_menu, form_menu, ring_menu, served_chunks
 from penstock.planner.solver.terms.problem import Problem, Question
@@ -44,6 +45,8 @@ class Preferences:
     """Seconds of the links, also of those that nothing waits for."""
     beside: float = 1e-4
     """The CPU computing beside the card at all: worth as little as 1 % of the time."""
+    head: float = 0.01
+    """The CPU computing blocks of the LM head, as a share of the time: the law knows the end of a step less well than its layers."""
     split: float = 0.01
     """The CPU computing missed experts, as a share of the time: what it computes does not enter VRAM, which costs hits that the model does
     not see."""
@@ -122,9 +125,11 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
-        force = force.but(vram_slots=like.weights.vram.slots if like.weights.host.ffn else ring_menu(force)[0])
+        force = force.but(vram_slots=like.weights.vram.slots if like.weights.host.count else ring_menu(force)[0])
     if q.hardware.gpu and like.experts is not None:
         force = force.but(expert_host=like.experts.host)
+    if not like.weights.host.head:
+        force = force.but(host_head=0)
     plain = replace(q.workload, kv_spill=False)
     program = Formulation(Problem(q.hardware, q.model, plain, force, force.policy or like.weights.policy, like.batch, like.weights.forms))
     copied, read = program.each_pass.of(Resource.h2d), program.each_pass.of(Resource.ssd)
@@ -139,8 +144,8 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
 
 
 def _problems(question: Question) -> list[Problem]:
-    """One for each batch, prompt tokens of a server's pass, way of missed experts, and form of residents. Of several ranks those of the
-    first, which has most. UserError for what can be no plan whatever is given."""
+    """One for each batch, prompt tokens of a server's pass, way of missed experts, and form of residents, with and without blocks of the LM
+    head on the CPU. Of several ranks those of the first, which has most. UserError for what can be no plan whatever is given."""
     q = question.of_rank(0)
     check_request(q.hardware, q.model, q.workload, q.force)
     policy = q.force.policy or CachePolicy.pinned
@@ -150,13 +155,21 @@ def _problems(question: Question) -> list[Problem]:
     if q.force.expert_host is None and not no_split(q.hardware, q.model):
         forces = [force.but(expert_host=way) for force in forces for way in MissedExperts]
     menu = product(batch_menu(q.workload), forces, form_menu(q.hardware, q.model, q.force))
-    return [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, force, forms in menu]
+    problems = [Problem(q.hardware, q.model, q.workload, force, policy, batch, forms) for batch, force, forms in menu]
+    return [one for problem in problems for one in _with_and_without_head(problem)]
+
+
+def _with_and_without_head(problem: Problem) -> list[Problem]:
+    """``problem`` as it is and, where the CPU may compute blocks of the LM head and need not, with none."""
+    force = problem.force
+    open_to_both = force.host_head is None and most_host_blocks(problem) > 0
+    return [problem, replace(problem, force=force.but(host_head=0))] if open_to_both else [problem]
 
 
 def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
     """The fastest problem, trying those with the lowest bound first and stopping when no bound is below the best found. Residents that
     stay decoded take more memory, so they must be faster by more than is given up for that; so must a server's prompts in more passes, and
-    missed experts on the CPU."""
+    missed experts or blocks of the LM head on the CPU."""
     best, best_s, least_s = None, float("inf"), float("inf")
     for problem in sorted(problems, key=bound_s):
         if bound_s(problem) >= least_s:
@@ -173,7 +186,8 @@ def _handicap(problem: Problem) -> float:
     work, chunk = problem.workload, problem.force.prefill_chunk_tokens
     parts = work.turn(problem.batch, chunk).parts if work.is_served and chunk else 1
     split = PREFERENCES.split if problem.force.expert_host is MissedExperts.split else 0.0
-    return (PREFERENCES.slower_at_most if problem.forms.decoded else 0.0) + PREFERENCES.parts * (parts - 1) + split
+    head = PREFERENCES.head if problem.force.host_head is None and most_host_blocks(problem) else 0.0
+    return (PREFERENCES.slower_at_most if problem.forms.decoded else 0.0) + PREFERENCES.parts * (parts - 1) + split + head
 
 
 def _for_cold_prompts(problem: Problem) -> Problem:

@@ -76,13 +76,12 @@ def test_host_units_lie_in_dram_between_those_that_stream_and_pass_the_ring_in_p
         (beside(replace(RATES, hop_s=0.1)), M),
         (beside(dram_bus_gbps=50.0), M),
         (beside(replace(RATES, products={"FP8": RATES.products["BF16"]})), M),
-        (beside(), replace(M, ffn_activation="")),
         (beside(), replace(M, state_bytes=MB)),
         (replace(beside(), gpu=gpu()), M),
         (replace(beside(), dram_bytes=GB), M),
         (machine(vram=0, dram=64 * GB, host=None), M),
     ],
-    ids=["slow CPU", "slow hops", "shared bus", "no product", "another FFN", "states", "no recorded steps", "SSD passes", "no card"],
+    ids=["slow CPU", "slow hops", "shared bus", "no product", "states", "no recorded steps", "SSD passes", "no card"],
 )
 def test_the_cpu_computes_nothing_where_that_is_slower_or_cannot_be(h, m):
     made = solve(h, m, work())
@@ -121,11 +120,12 @@ def test_a_plan_with_host_units_is_written_read_shown_and_compared(tmp_path):
     again = read_plan(tmp_path / "a")
     assert (again.decisions, again.hardware.host, again.model.ffn_activation) == (made, RATES, "silu")
     without = (tmp_path / "b").read_text()
-    assert "host: {ffn: 0, rows: 0}" in without
-    (tmp_path / "b").write_text(without.replace("  host: {ffn: 0, rows: 0}\n", ""))
-    assert read_plan(tmp_path / "b").decisions == alone
+    assert "host: {ffn: 0, rows: 0, head: 0}" in without
+    for before in ("", "  host: {ffn: 0, rows: 0}\n"):
+        (tmp_path / "b").write_text(without.replace("  host: {ffn: 0, rows: 0, head: 0}\n", before))
+        assert read_plan(tmp_path / "b").decisions == alone, "a plan of a version without the one or the other"
     row = {subject: (words, aside) for subject, words, aside in decided(plans[0])}
-    assert row["CPU"] == (f"{made.weights.host.ffn} ffn", "up to 16 rows") and "CPU" not in dict((s, w) for s, w, _ in decided(plans[1]))
+    assert row["CPU"] == (f"{made.weights.host.ffn} ffn, 0 head", "up to 16 rows") and "CPU" not in dict((s, w) for s, w, _ in decided(plans[1]))
     changed = compare(*plans[::-1])
     assert "weights.host.ffn" in str(changed)
 

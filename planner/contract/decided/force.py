@@ -91,7 +91,7 @@ class Force:
         vram = replace(w.vram, prefetch_distance=min(old.vram.prefetch_distance, max(0, w.vram.slots - 2)))
         unchanged = (w.ssd.block_bytes, w.ssd.queue_depth) == (old.ssd.block_bytes, old.ssd.queue_depth)
         staging = old.ssd.staging_bytes if unchanged else w.ssd.block_bytes * w.ssd.queue_depth
-        rows = w.host.rows or (now.batch if w.host.ffn and self.host_rows is None else 0)
+        rows = w.host.rows or (now.batch if w.host.count and self.host_rows is None else 0)
         return {"host": replace(w.host, rows=rows), "dram": dram, "vram": vram, "ssd": replace(w.ssd, staging_bytes=staging)}
 
     def _put(self, decisions: Decisions) -> Decisions:

@@ -10,14 +10,22 @@ from penstock.planner.contract.decided.decision import Decision
 
 @dataclass(frozen=True)
 class HostUnits:
-    """FFN units in DRAM with which the CPU computes in a decode step of at most ``rows`` rows. In any other pass they stream like the
-    rest. A step that is launched kernel by kernel has such units where several ranks share the model, and none else."""
+    """FFN units and blocks of the LM head in DRAM with which the CPU computes in a decode step of at most ``rows`` rows. In any other pass
+    they stream like the rest. A step that is launched kernel by kernel has such units where several ranks share the model, and none else."""
 
     ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True, placed=True)] = 0
     """FFN units that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
     rows: Annotated[int, Decision(lambda s: s.host_rows, "force.host_rows", "CPU", "up to {} rows", card=True, aside=True)] = 0
     """The most rows of a pass for which the CPU computes its units; a pass with more streams them to the card."""
 
+    head: Annotated[int, Decision(lambda s: s.host_head, "force.host_head", "CPU", "{} head", weighed=True, card=True, placed=True)] = 0
+    """Row blocks of the LM head that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
+
+    @property
+    def count(self) -> int:
+        """Units of any kind."""
+        return self.ffn + self.head
+
     def compute(self, rows: int) -> bool:
         """Whether the CPU computes any unit of a decode step with ``rows`` rows."""
-        return self.ffn > 0 and rows <= self.rows
+        return self.count > 0 and rows <= self.rows

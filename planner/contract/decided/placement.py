@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions, WeightForm
@@ -85,6 +85,10 @@ class Placement:
         """What ``unit`` is, or is a row block of."""
         return self.model.lm_head if unit.kind == "head" else self.model.of_kind(UnitKind(unit.kind))[unit.layer]
 
+    def part(self, unit: Unit) -> UnitSpec:
+        """``unit`` by itself: of an LM head the one block."""
+        return head_block(self.model, self.weights.head_blocks) if unit.kind == "head" else self.spec(unit)
+
     def form(self, unit: Unit) -> WeightForm:
         """In which form ``unit`` is kept where it lies."""
         stays = self.gpu and self.lies(unit) is Tier.vram
@@ -145,12 +149,14 @@ class Placement:
     @cached_property
     def host_units(self) -> tuple[Unit, ...]:
         """Units that the CPU computes in decode steps of at most ``weights.host.rows`` rows, in order; none without a GPU. They lie in
-        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. Any other pass
-        streams them, too."""
+        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. Of the LM head
+        they are the last blocks: the CPU begins with them when the card begins with the first. Any other pass streams them, too."""
         outside = [i for i, tier in enumerate(self.ffn) if tier is Tier.dram]
         count, dealt = min(self.weights.host.ffn, len(outside)) if self.gpu else 0, self.model.dealt
         turn, turns = (0, 1) if dealt is None else (dealt.rank, dealt.count)
-        return tuple(Unit("ffn", outside[at]) for at in even(count, len(outside), turn, turns))
+        ffn = tuple(Unit("ffn", outside[at]) for at in even(count, len(outside), turn, turns))
+        blocks = min(self.weights.host.head, self.head.count(Tier.dram)) if self.gpu else 0
+        return ffn + tuple(Unit("head", j) for j in range(len(self.head) - blocks, len(self.head)))
 
     @cached_property
     def step_units(self) -> tuple[Unit, ...]:
@@ -207,6 +213,12 @@ def head_blocks(model: ModelSpec) -> int:
     while blocks < model.vocab and head_block_bytes(model, blocks) > limit:
         blocks += 1
     return max(1, min(blocks, model.vocab))
+
+
+def head_block(model: ModelSpec, blocks: int) -> UnitSpec:
+    """One of ``blocks`` row blocks of the LM head, tied or not."""
+    head = model.lm_head
+    return replace(head, kind=UnitKind.head, stored_bytes=head_block_bytes(model, blocks), elements=-(-head.elements // blocks))
 
 
 def head_block_bytes(model: ModelSpec, blocks: int) -> int:

@@ -2,13 +2,15 @@
 
 A step with host units takes at least the longest of
 
-    cpu     C / c + (1 - c' / c) * L / l' + H / l
-    h2d     (L + H) / l + (1 - l' / l) * C / c'
+    cpu     (C + D) / c + (1 - c' / c) * (L + K) / l' + (H - K) / l
+    h2d     (L + H) / l + (1 - l' / l) * (C + D) / c' + E
     chain   card + cpu
 
 The CPU multiplies C bytes, or attends to them: K and V of layers that DRAM holds. The link copies L bytes of layers, H bytes of the LM
 head. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start together. The one that ends last is alone at its end.
-Copies of the LM head find the CPU idle: its blocks come behind the last layer, and the next step's first units behind them.
+Copies of the LM head find the CPU idle, unless it multiplies by D bytes of that, too: its blocks come behind the last layer, and the next
+step's first units behind them. While the CPU is at D the link copies D * l' / c', of which K are the head's. What the ring has room for
+besides, a layer, is the next step's. For the rest, E seconds of the CPU's, the link waits.
 
 Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
 and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
@@ -22,6 +24,7 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import can_record, launched_because, records_whole
 from penstock.planner.contract.experts.expert_misses import Visit, visit
@@ -51,6 +54,20 @@ def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
     return min(hardware.host.most_rows(unit.format) for unit in model.of_kind(UnitKind.ffn))
 
 
+def head_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
+    """The same of ``model``'s LM head, tied or not."""
+    if hardware.host is None or hardware.gpu is None or model.compute_dtype is not Dtype.bfloat16:
+        return 0
+    return hardware.host.most_rows(model.lm_head.format)
+
+
+def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> int:
+    """The most rows for which the CPU's products with all kinds of which ``host`` has units were timed; of either kind where it has none."""
+    timed = host_rows_timed(hardware, model), head_rows_timed(hardware, model)
+    wanted = [rows for rows, count in zip(timed, (host.ffn, host.head), strict=True) if count]
+    return min(wanted) if wanted else max(timed)
+
+
 def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
     """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
     that of several also where it is launched kernel by kernel."""
@@ -62,13 +79,30 @@ def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
 
 
 def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
-    """Why the CPU can compute no unit of a decode step by ``decisions``; empty where it can."""
+    """Why the CPU can compute no FFN unit of a decode step by ``decisions``; empty where it can."""
+    lacks = "" if host_rows_timed(hardware, model) else "the CPU has no product with these FFNs"
+    return _no_units(hardware, model, decisions, lacks)
+
+
+def no_host_head(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
+    """The same of blocks of the LM head."""
+    lacks = "" if head_rows_timed(hardware, model) else "the CPU has no product with this LM head"
+    return _no_units(hardware, model, decisions, lacks or never_on_host(model))
+
+
+def never_on_host(model: ModelSpec) -> str:
+    """Why the CPU computes no block of ``model``'s LM head, wherever it lies; empty where it may."""
+    return "" if model.dealt is None else "the LM head of several ranks is computed by their cards"
+
+
+def _no_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions, lacks: str) -> str:
+    """``lacks``: why there would be none on any machine with both rates."""
     if hardware.gpu is None:
         return "there is no GPU"
     if hardware.host is None:
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
-    if not host_rows_timed(hardware, model):
-        return "the CPU has no product with these FFNs"
+    if lacks:
+        return lacks
     if why := no_hand_over(hardware, model):
         return why
     return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
@@ -157,21 +191,40 @@ class Beside:
 
     def held_up(self, copies: Amount, head: Amount) -> Amount:
         """Seconds by which ``copies``, seconds of copies alone on the link, hold up the CPU beyond what :meth:`computed` says. ``head``:
-        those of them for the LM head."""
+        those of them for the LM head while the CPU computes nothing of it."""
         if self._in_turn:
             return 0.0
         share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
         return copies * share + head * (1 - share)
 
-    def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable) -> Price:
-        """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies."""
-        copied_s = units.of(Resource.h2d)
+    def meanwhile_s(self, block: UnitSpec) -> float:
+        """Seconds of copies alone on the link that go on while the CPU multiplies by a ``block`` of the LM head."""
+        return self.alone_s(block) * self.rates.h2d_beside / self.rates.beside_h2d
+
+    @property
+    def resting(self) -> float:
+        """Seconds in which the CPU is alone for each second of copies that could go on meanwhile."""
+        return self.rates.beside_h2d / self.rates.h2d_beside
+
+    def ring_s(self, model: ModelSpec) -> float:
+        """Seconds of copies that the ring has room for while nothing but the LM head is computed: a layer, of the next step."""
+        assert self.hardware.gpu is not None
+        return (model.attn_max + model.ffn_max) / self.hardware.gpu.h2d.peak / GB
+
+    def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable, ring_s: float = 0.0) -> Price:
+        """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies. ``ring_s``:
+        :meth:`ring_s`."""
+        copied_s, head_s, meanwhile_s = units.of(Resource.h2d), head.of(Resource.h2d), 0.0
         bill = units
         for unit in host:
             copy = table.copied(unit.stored_bytes)
             copied_s -= copy.of(Resource.h2d)
             bill += copy * -1 + self.computed(unit)
-        return bill + Price({Resource.cpu: self.held_up(copied_s, head.of(Resource.h2d))})
+            if unit.kind is UnitKind.head:
+                head_s -= copy.of(Resource.h2d)
+                meanwhile_s += self.meanwhile_s(unit)
+        waits = Price({Resource.cpu: self.held_up(copied_s, max(0.0, head_s - meanwhile_s))})
+        return bill + waits + Price(rests=max(0.0, meanwhile_s - head_s - ring_s) * self.resting)
 
 
 def no_host_attention(hardware: HardwareProfile, model: ModelSpec) -> str:
@@ -190,14 +243,15 @@ def no_host_attention(hardware: HardwareProfile, model: ModelSpec) -> str:
     return "" if plain else "the CPU attends to K and V in BF16 alone"
 
 
-def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int) -> int:
-    """The most rows for which the CPU's product takes no longer than the unit's copy; ``batch`` at least."""
+def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int, host: HostUnits) -> int:
+    """The most rows for which the CPU's product takes no longer than the unit's copy; ``batch`` at least. ``host`` counts units: of FFNs it
+    goes by those, of the LM head's blocks alone by these."""
     assert hardware.host is not None and hardware.gpu is not None
     link, found = hardware.gpu.h2d.peak, batch
-    for unit in {replace(unit, layer=None) for unit in model.of_kind(UnitKind.ffn)}:
-        curve = hardware.host.curve(unit.format)
+    for form in {unit.format for unit in (model.of_kind(UnitKind.ffn) if host.ffn else (model.lm_head,))}:
+        curve = hardware.host.curve(form)
         found = max([found, *(rows for rows, gbps in (curve.points if curve else ()) if gbps >= link)])
-    return min(found, host_rows_timed(hardware, model))
+    return min(found, rows_timed(hardware, model, host))
 
 
 GATED = frozenset(

@@ -81,7 +81,8 @@ class Price:
     behind: Amount = 0
     """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
     rests: Amount = 0
-    """Seconds in which the link copies nothing, since the ring is full while a pass looks its tokens up."""
+    """Seconds in which the link copies nothing, since the ring is full while a pass looks its tokens up, or while the CPU computes the last
+    of the LM head."""
     late: Mapping[Late, Amount] = field(default_factory=dict)
     """Seconds for which compute waits in its layers for experts that come when their routers have spoken, less what it does meanwhile;
     nothing where that is less than 0."""

@@ -22,7 +22,7 @@ from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
-from penstock.planner.contract.prices.beside import host_rows_timed, no_host_attention, no_host_units, no_split
+from penstock.planner.contract.prices.beside import no_host_attention, no_host_head, no_host_units, no_split, rows_timed
 from penstock.planner.contract.ranks.rank_parts import never_in_parts
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule
@@ -156,12 +156,22 @@ class Setting:
         return Span(0, outside, why=", the FFN units outside VRAM", rule=HOST)
 
     @property
+    def host_head(self) -> Span:
+        """The same of the LM head's blocks."""
+        if why := no_host_head(self.hardware, self.model, self.decisions):
+            return Span(0, 0, why=f", since {why}", rule=HOST)
+        outside = self.weights.head_blocks - self.weights.vram.resident_units.head
+        return Span(0, outside, why=", the LM head's blocks outside VRAM", rule=HOST)
+
+    @property
     def host_rows(self) -> Span:
-        if self.weights.host.ffn and no_host_units(self.hardware, self.model, self.decisions):
-            return Span(0, self.weights.host.rows, rule=HOST)  # the units are what is refused
-        most = host_rows_timed(self.hardware, self.model)
-        why = " for the format of the FFNs" if most else f", since {no_host_units(self.hardware, self.model, self.decisions)}"
-        return Span(min(most, int(self.weights.host.ffn > 0)), most, why=why, rule=HOST)
+        host, given = self.weights.host, (self.hardware, self.model, self.decisions)
+        if (host.ffn and no_host_units(*given)) or (host.head and no_host_head(*given)):
+            return Span(0, host.rows, rule=HOST)  # the units are what is refused
+        most = rows_timed(self.hardware, self.model, host)
+        what = "LM head" if host.head and not host.ffn else "FFNs and the LM head" if host.head else "FFNs"
+        why = f" for the format of the {what}" if most else f", since {no_host_units(*given)}"
+        return Span(min(most, int(host.count > 0)), most, why=why, rule=HOST)
 
     @property
     def host_attention(self) -> Span:

@@ -11,7 +11,8 @@ from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 
 def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> dict[str, float]:
-    """Link -> the share of the host's memory bus that it takes at full speed; the CPU's product is that with ``model``'s FFNs or experts.
+    """Link -> the share of the host's memory bus that it takes at full speed; the CPU's product is that with ``model``'s FFNs or experts,
+    or with its LM head where that is all that the CPU computes.
 
     Without a GPU the CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the
     same bus.
@@ -21,7 +22,9 @@ def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     if gpu := hardware.gpu:
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
-        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else hardware.host.peak_of(model.ffn_formats)
+        head_alone = weights.host.head and not weights.host.ffn
+        products = hardware.host.peak_of((model.lm_head.format,) if head_alone else model.ffn_formats)
+        rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else products
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 

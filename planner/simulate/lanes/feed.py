@@ -207,10 +207,12 @@ def open_feed(
     return CardFeed(ring, reads_back)
 
 
-def open_recorded(placement: Placement, gpu: Gpu | None, beside: bool, lanes: Lanes) -> RecordedFeed | None:
-    """How recorded steps meet units, and those of which the CPU computes some ``beside`` the card; None where they copy nothing."""
+def open_recorded(placement: Placement, gpu: Gpu | None, beside: bool, lanes: Lanes) -> RecordedFeed | ResidentFeed | None:
+    """How recorded steps meet units, and those of which the CPU computes some ``beside`` the card; None where no pass copies any."""
     units = placement.step_units if beside else placement.streamed_units
-    return RecordedFeed(units, _slots(placement), partial(_copied, placement, gpu), lanes) if gpu is not None and units else None
+    if gpu is None or not placement.streamed_units:
+        return None
+    return RecordedFeed(units, _slots(placement), partial(_copied, placement, gpu), lanes) if units else ResidentFeed()
 
 
 def _slots(placement: Placement) -> dict[str, int]:

@@ -6,7 +6,7 @@ import math
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import MissedExperts, Tier
-from penstock.planner.contract.decided.placement import head_blocks
+from penstock.planner.contract.decided.placement import head_block, head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside
@@ -18,7 +18,7 @@ from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.reuse import kept_set
 from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.solver.terms.host_kv_terms import most_attended
-from penstock.planner.solver.terms.host_terms import most_host_units
+from penstock.planner.solver.terms.host_terms import most_host_blocks, most_host_units
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
@@ -55,11 +55,12 @@ def bound_s(problem: Problem) -> float:
 
 
 def _shared(problem: Problem, copied: Price) -> Price:
-    """``copied`` in a decode step, where the CPU may compute all FFN units that it multiplies faster than they come."""
+    """``copied`` in a decode step, where the CPU may compute all FFN units and the LM head, if it multiplies faster than they come."""
     p = problem
-    if not most_host_units(p):
+    units = [*(p.model.of_kind(UnitKind.ffn) if most_host_units(p) else ()), *((head_block(p.model, 1),) if most_host_blocks(p) else ())]
+    if not units:
         return copied
-    beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
+    beside = Beside.of(p.hardware, p.model, p.batch, p.forms)
     gbps = max(unit.stored_bytes / GB / beside.alone_s(unit) for unit in units)
     spared_s = sum(max(0.0, -(unit := beside.computed(spec)).of(Resource.card) - unit.of(Resource.cpu)) for spec in units)
     copied_s = copied.of(Resource.h2d)

@@ -199,7 +199,7 @@ class Formulation(LinearProgram):
         }
         launched = self._launched()
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
-        self.host = HostTerms(self, p, self.layers - self.ffn, interrupted, self.ticks_per_s)
+        self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
         if wide_ring(p):
             rings = list(zip(self.ring_bits, self.ring_options, strict=True))
             self.host.widen_ring(rings, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
@@ -235,22 +235,29 @@ class Formulation(LinearProgram):
         if not beside:
             return units
         copies_t = self.amount("step_h2d_t")
-        mean = sum(model.ffn_bytes) / self.layers / model.ffn_max * self.ticks_per_s
+        mean, on_host = sum(model.ffn_bytes) / self.layers / model.ffn_max * self.ticks_per_s, self.host.count
         for bit, choice, (all_t, most_t) in zip(self.chunk_bits, self.chunk_choices, self.copies, strict=True):
             table = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes)
             each_t = table.copied(model.ffn_max).of(Resource.h2d) * mean
-            self.add(copies_t >= all_t - self.host.count * each_t - most_t * (1 - bit))
+            block_t = table.copied(self.block).of(Resource.h2d) * self.ticks_per_s
+            spared_t = on_host[UnitKind.ffn] * each_t + on_host[UnitKind.head] * block_t
+            self.add(copies_t >= all_t - spared_t - most_t * (1 - bit))
         most_t = max(most_t for _, most_t in self.copies)
         step = units.without(Resource.h2d) + Price({Resource.h2d: copies_t})
         step += self.host.step(copies_t, head_t, most_t) if self.host.most else NOTHING
         return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
 
     def _head_copies(self) -> Amount:
-        """Ticks that a step's copies of the LM head take, at the chunk that is chosen."""
-        head_t = self.amount("step_head_t")
-        for bit, choice in zip(self.chunk_bits, self.chunk_choices, strict=True):
-            block_t = PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes).copied(self.block).of(Resource.h2d) * self.ticks_per_s
-            self.add(head_t >= (self.head_blocks - self.head) * block_t - self.head_blocks * block_t * (1 - bit))
+        """Ticks that a step's copies of the LM head take, at the chunk that is chosen: no less, and no more where the CPU's part of the head
+        leaves the link idle."""
+        head_t, on_host = self.amount("step_head_t"), self.host.count[UnitKind.head]
+        tables = [PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices]
+        each_t = [table.copied(self.block).of(Resource.h2d) * self.ticks_per_s for table in tables]
+        copied = self.head_blocks - self.head - on_host
+        for bit, block_t in zip(self.chunk_bits, each_t, strict=True):
+            self.add(head_t >= copied * block_t - self.head_blocks * block_t * (1 - bit))
+            if self.host.most_blocks:
+                self.add(head_t <= copied * block_t + self.head_blocks * max(each_t) * (1 - bit))
         return head_t
 
     def _step_kv(self, kv: KvPrice) -> KvPrice:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.placement import head_block, head_blocks
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import Beside, host_rows_timed, no_hand_over
+from penstock.planner.contract.prices.beside import Beside, head_rows_timed, host_rows_timed, never_on_host, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.menu import MENUS
@@ -17,41 +18,63 @@ Ring = tuple[tuple[int, ...], int]
 
 
 class HostTerms:
-    """How many FFN units the CPU computes, of ``outside`` that VRAM does not keep. None where a step is ``interrupted``: by the drive, or
-    by KV that lies outside VRAM."""
+    """How many FFN units and blocks of the LM head the CPU computes, of ``outside`` that VRAM does not keep. None where a step is
+    ``interrupted``: by the drive, or by KV that lies outside VRAM."""
 
-    def __init__(self, program: LinearProgram, problem: Problem, outside: Amount, interrupted: Amount, ticks_per_s: float):
+    def __init__(
+        self, program: LinearProgram, problem: Problem, outside: Mapping[UnitKind, Amount], interrupted: Amount, ticks_per_s: float
+    ):
         self._program, self._problem, self._ticks_per_s = program, problem, ticks_per_s
-        self.most = most_host_units(problem)
-        self.decided: Amount = problem.force.host_ffn or 0
+        force = problem.force
+        most = {UnitKind.ffn: most_host_units(problem), UnitKind.head: most_host_blocks(problem)}
+        forced = {UnitKind.ffn: force.host_ffn, UnitKind.head: force.host_head}
+        self.most = sum(most.values())
+        """Of any kind, as far as machine, model and batch have a say."""
+        self.decided: dict[UnitKind, Amount] = {kind: count or 0 for kind, count in forced.items()}
         """Units of the plan; ``count`` of them the CPU computes in the workload's steps, all or none."""
-        self.count: Amount = 0
+        self.count: dict[UnitKind, Amount] = dict.fromkeys(most, 0)
         self.any: Amount = 0
+        self.most_blocks = most[UnitKind.head]
+        for kind, name in ((UnitKind.ffn, "host"), (UnitKind.head, "host_head")):
+            if not most[kind]:
+                if forced[kind]:
+                    program.add(outside[kind] >= forced[kind])
+                    program.add(interrupted <= 0)
+                continue
+            self.decided[kind] = self.count[kind] = program.integer(name, 0, most[kind], forced[kind])
+            program.add(self.count[kind] <= outside[kind])
         if not self.most:
-            if self.decided:
-                program.add(outside >= self.decided)
-                program.add(interrupted <= 0)
             return
-        self.count = program.integer("host", 0, self.most, problem.force.host_ffn)
         self.any = program.integer("host_any", 0, 1)
-        program.add(self.count <= outside)
-        program.add(self.count <= self.most * self.any)
-        program.add(self.any <= self.count)
+        for kind, count in self.count.items():
+            if most[kind]:
+                program.add(count <= most[kind] * self.any)
+        program.add(self.any <= sum(self.count.values()))
         program.add(self.any <= 1 - interrupted)
-        self.decided = self.count
 
     def streamed(self, units: Mapping[UnitKind, Amount]) -> dict[UnitKind, Amount]:
         """Of ``units`` outside VRAM those that a decode step copies."""
-        return {kind: count - self.count if kind is UnitKind.ffn else count for kind, count in units.items()}
+        return {kind: count - self.count.get(kind, 0) for kind, count in units.items()}
 
     def step(self, copies_t: Amount, head_t: Amount, most_t: float) -> Price:
         """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most."""
         p = self._problem
         beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
-        mean = total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units))
+        price = Price()
+        if most_host_units(p):
+            price += total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units)) * self.count[UnitKind.ffn]
+        idle_t = head_t
+        if self.most_blocks:
+            block = head_block(p.model, head_blocks(p.model))
+            each_t, ring_t = beside.meanwhile_s(block) * self._ticks_per_s, beside.ring_s(p.model) * self._ticks_per_s
+            meanwhile_t = each_t * self.count[UnitKind.head]
+            idle_t, rests_t = self._program.amount("host_idle_t"), self._program.amount("host_rests_t")
+            self._program.add(idle_t >= head_t - meanwhile_t)
+            self._program.add(rests_t >= (meanwhile_t - head_t - ring_t) * beside.resting)
+            price += beside.computed(block) * self._ticks_per_s * self.count[UnitKind.head] + Price(rests=rests_t)
         held_up_t = self._program.amount("host_held_up_t")
-        self._program.add(held_up_t >= beside.held_up(copies_t, head_t) - beside.held_up(most_t, most_t) * (1 - self.any))
-        return mean * self.count + Price({Resource.cpu: held_up_t})
+        self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))
+        return price + Price({Resource.cpu: held_up_t})
 
     def widen_ring(self, rings: Sequence[tuple[Amount, Ring]], kept: Amount, most: int) -> None:
         """Of ``rings``, bits and what they stand for, one of :attr:`Menus.beside_slots` or more where both kinds stream. VRAM that keeps
@@ -77,8 +100,22 @@ def wide_ring(problem: Problem) -> bool:
 def most_host_units(problem: Problem) -> int:
     """FFN units that the CPU may compute, as far as machine, model and batch have a say; none where memory cannot hold the layers, so that
     each pass reads the SSD."""
+    return problem.model.layers if _may(problem, host_rows_timed(problem.hardware, problem.model)) else 0
+
+
+def most_host_blocks(problem: Problem) -> int:
+    """The same of blocks of the LM head; none, either, where the CPU and the link are no faster together than one after the other."""
+    p = problem
+    host = p.hardware.host
+    if host is None or p.force.host_head == 0 or never_on_host(p.model) or not _may(p, head_rows_timed(p.hardware, p.model)):
+        return 0
+    return head_blocks(p.model) if p.force.host_head is not None or host.beside_h2d + host.h2d_beside > 1 else 0
+
+
+def _may(problem: Problem, timed: int) -> bool:
+    """Whether the CPU may compute units with which products of so many rows were timed."""
     p = problem
     if sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) > p.hardware.vram_bytes + p.hardware.dram_bytes:
-        return 0
-    rows = host_rows_timed(p.hardware, p.model) if p.force.host_rows is None else p.force.host_rows
-    return p.model.layers if p.batch <= rows and not no_hand_over(p.hardware, p.model) else 0
+        return False
+    rows = timed if p.force.host_rows is None else p.force.host_rows
+    return p.batch <= rows <= timed and not no_hand_over(p.hardware, p.model)
