@@ -116,7 +116,7 @@ def products_library() -> ctypes.CDLL:
         ("looker_abandon", None, [address, address]),
         ("looker_rest", None, [address]),
         ("looker_close", None, [address]),
-        ("served_open", address, [number, unit, number, address, address, address, address, address]),
+        ("served_open", address, [number, unit, number, address, address, address, address, address, numbers]),
         ("served_over", number, [address]),
         ("served_tell", None, [address, numbers]),
         ("served_close", None, [address]),

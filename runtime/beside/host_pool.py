@@ -147,12 +147,14 @@ class HostPool:
         x: torch.Tensor,
         y: torch.Tensor,
         near: torch.Tensor | None = None,
+        at: Sequence[int] | None = None,
     ) -> HostServe:
         """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool. With ``near`` they sleep between two
         units, as :class:`WokenServe` says, and the pool has one thread more.
 
-        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows. Raises ValueError where a
-        unit does not take rows of ``hidden`` columns.
+        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows; ``at``: where in ``y`` a
+        unit's begin, else all at its first element, and all of them there with ``near``. Raises ValueError where a unit does not take rows
+        of ``hidden`` columns.
         """
         if self.joined:
             raise ValueError("nothing is served by a pool whose caller computes, too")
@@ -160,7 +162,7 @@ class HostPool:
             if unit.inputs != hidden:
                 raise ValueError(f"a unit takes rows of {unit.inputs}, where the step's have {hidden}")
         if near is None:
-            return HostServe(self._open, units, rows, ask, done, x, y)
+            return HostServe(self._open, units, rows, ask, done, x, y, at=at)
         return WokenServe(self._open, self._looking(), units, rows, ask, done, x, y, near)
 
     def _looking(self) -> int:

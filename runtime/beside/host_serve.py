@@ -25,7 +25,8 @@ class HostServe:
 
     Between :meth:`begin_step` and a step's last unit the pool's threads spin; 20 ms after a unit they nap by 50 µs. Unit i begins when
     ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written; then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears
-    ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16.
+    ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16. Where ``at``
+    is given, those of ``y`` begin at its element ``at[i]``: units that are asked for at once need places of their own.
     """
 
     def __init__(
@@ -38,10 +39,13 @@ class HostServe:
         x: torch.Tensor,
         y: torch.Tensor,
         near: torch.Tensor | None = None,
+        at: Sequence[int] | None = None,
     ) -> None:
         """Raises ValueError for buffers that are too small for ``rows`` rows, or no plain memory of the CPU."""
         _check(x, torch.bfloat16, rows * max((unit.inputs for unit in units), default=0), "x")
-        _check(y, torch.bfloat16, rows * max((unit.outputs for unit in units), default=0), "y")
+        places = [0] * len(units) if at is None else list(at)
+        ends = (place + rows * unit.outputs for place, unit in zip(places, units, strict=True))
+        _check(y, torch.bfloat16, max(ends, default=0), "y")
         for tensor, name in ((ask, "ask"), (done, "done"), (near, "near")):
             if tensor is not None:
                 _check(tensor, torch.int32, FLAG_WORDS * len(units), name)
@@ -52,7 +56,8 @@ class HostServe:
         self._library, self._pool = products_library(), pool
         in_c = (CUnit * len(units))(*(unit.in_c() for unit in units))
         pointers = (None if tensor is None else tensor.data_ptr() for tensor in self._kept)
-        self._served: int | None = self._library.served_open(len(units), in_c, rows, *pointers)
+        places_in_c = (ctypes.c_int64 * len(units))(*places)
+        self._served: int | None = self._library.served_open(len(units), in_c, rows, *pointers, places_in_c)
         if not self._served:
             raise MemoryError("the CPU's units got no scratch memory")
         self._begun = False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +38,23 @@ def _by_stored(linear: StoredLinear) -> Callable[[torch.Tensor, torch.Tensor], t
     return lambda hidden, weight: linear.product(hidden, {"weight": weight}, len(weight))
 
 
+class BlocksBeside(Protocol):
+    """Who computes ``blocks`` of an LM head meanwhile, by number."""
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """In the order in which they are given."""
+
+    def begin(self, hidden: torch.Tensor) -> None:
+        """With rows [..., hidden]."""
+
+    def give(self, block: int, out: torch.Tensor) -> None:
+        """Put the logits of ``block`` into ``out`` [..., rows of the block]."""
+
+
 class BlockedHead(nn.Module):
-    """An LM head whose row blocks come one after the other: ``resident`` blocks lie in VRAM, the rest are streamed.
+    """An LM head whose row blocks come one after the other: ``resident`` blocks lie in VRAM, the rest are streamed, but for those that
+    somebody else computes ``beside``.
 
     It declares the whole ``weight``, which stays on the meta device. Input [..., hidden], output [..., vocab]; costs one block's logits
     beside the output.
@@ -46,6 +62,7 @@ class BlockedHead(nn.Module):
 
     weight: nn.Parameter
     bias: nn.Parameter | None
+    beside: BlocksBeside | None = None
 
     def __init__(self, rows: Sequence[tuple[int, int]], replaced: nn.Module):
         super().__init__()
@@ -54,18 +71,38 @@ class BlockedHead(nn.Module):
         self.register_parameter("bias", getattr(replaced, "bias", None))
         if isinstance(replaced, StoredLinear):
             self.stored_parameters = replaced.stored_parameters
+        self.form = replaced.form.name if isinstance(replaced, StoredLinear) else None
+        """In which format it is stored, where that is none of torch's types."""
         self._multiply = _by_stored(replaced) if isinstance(replaced, StoredLinear) else F.linear
 
     def feed(self, resident: Mapping[int, torch.Tensor], binder: Binder) -> None:
         """Compute with ``resident`` blocks by number, and with those of the ``binder``'s stream for the others."""
         self._resident, self._binder = resident, binder
 
+    @property
+    def outputs(self) -> int:
+        """Logits of a row."""
+        return self._rows[-1][1]
+
+    def part(self, logits: torch.Tensor, block: int) -> torch.Tensor:
+        """Those of ``block`` in ``logits`` [..., outputs]."""
+        first, last = self._rows[block]
+        return logits[..., first:last]
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = hidden.new_empty(*hidden.shape[:-1], self._rows[-1][1])
-        for j, (first, last) in enumerate(self._rows):
+        out, beside = hidden.new_empty(*hidden.shape[:-1], self.outputs), self.beside
+        theirs = () if beside is None else beside.blocks
+        if beside is not None:
+            beside.begin(hidden)
+        for j in range(len(self._rows)):
+            if j in theirs:
+                continue
             block, unit = self._resident.get(j), Unit("head", j)
             weight = self._binder.stream.enter(unit)["weight"] if block is None else block
-            out[..., first:last] = self._multiply(hidden, weight)
+            self.part(out, j)[...] = self._multiply(hidden, weight)
             if block is None:
                 self._binder.stream.leave(unit)
+        if beside is not None:
+            for j in theirs:
+                beside.give(j, self.part(out, j))
         return out if self.bias is None else out + self.bias

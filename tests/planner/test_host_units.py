@@ -125,7 +125,8 @@ def test_a_plan_with_host_units_is_written_read_shown_and_compared(tmp_path):
         (tmp_path / "b").write_text(without.replace("  host: {ffn: 0, rows: 0, head: 0}\n", before))
         assert read_plan(tmp_path / "b").decisions == alone, "a plan of a version without the one or the other"
     row = {subject: (words, aside) for subject, words, aside in decided(plans[0])}
-    assert row["CPU"] == (f"{made.weights.host.ffn} ffn, 0 head", "up to 16 rows") and "CPU" not in dict((s, w) for s, w, _ in decided(plans[1]))
+    assert row["CPU"] == (f"{made.weights.host.ffn} ffn, 0 head", "up to 16 rows")
+    assert "CPU" not in dict((s, w) for s, w, _ in decided(plans[1]))
     changed = compare(*plans[::-1])
     assert "weights.host.ffn" in str(changed)
 
@@ -149,7 +150,7 @@ def test_the_program_equals_brute_force_with_units_of_the_cpu(data):
 
 def brute_force_with(h, m, w, host, base):
     rows = max(w.batch, host.rows)
-    made = replace(base, weights=replace(base.weights, host=HostUnits(host.ffn, min(8, rows) if host.ffn else 0)))
+    made = replace(base, weights=replace(base.weights, host=HostUnits(host.ffn, min(8, rows) if host.count else 0, host.head)))
     return brute_force(h, m, w, made)
 
 

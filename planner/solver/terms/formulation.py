@@ -248,8 +248,8 @@ class Formulation(LinearProgram):
         return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
 
     def _head_copies(self) -> Amount:
-        """Ticks that a step's copies of the LM head take, at the chunk that is chosen: no less, and no more where the CPU's part of the head
-        leaves the link idle."""
+        """Ticks that a step's copies of the LM head take, at the chunk that is chosen: no less, and no more where the CPU may compute some
+        of it, beside which they are."""
         head_t, on_host = self.amount("step_head_t"), self.host.count[UnitKind.head]
         tables = [PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices]
         each_t = [table.copied(self.block).of(Resource.h2d) * self.ticks_per_s for table in tables]

@@ -66,11 +66,10 @@ class HostTerms:
         idle_t = head_t
         if self.most_blocks:
             block = head_block(p.model, head_blocks(p.model))
-            each_t, ring_t = beside.meanwhile_s(block) * self._ticks_per_s, beside.ring_s(p.model) * self._ticks_per_s
-            meanwhile_t = each_t * self.count[UnitKind.head]
+            meanwhile_t = self.count[UnitKind.head] * (beside.meanwhile_s(block) * self._ticks_per_s)
             idle_t, rests_t = self._program.amount("host_idle_t"), self._program.amount("host_rests_t")
             self._program.add(idle_t >= head_t - meanwhile_t)
-            self._program.add(rests_t >= (meanwhile_t - head_t - ring_t) * beside.resting)
+            self._program.add(rests_t >= (meanwhile_t - head_t) * beside.resting)
             price += beside.computed(block) * self._ticks_per_s * self.count[UnitKind.head] + Price(rests=rests_t)
         held_up_t = self._program.amount("host_held_up_t")
         self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))

@@ -11,7 +11,7 @@ enum { SPIN_NS = 20000000, NAP_NS = 50000, LOOKS = 64 };
 int64_t now_ns(void);
 
 struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, int32_t *near,
-                           const uint16_t *x, uint16_t *y)
+                           const uint16_t *x, uint16_t *y, const int64_t *at)
 {
     struct served *served = calloc(1, sizeof *served + (size_t)count * sizeof *served->units);
     int64_t most = 0;
@@ -27,12 +27,13 @@ struct served *served_open(int64_t count, const struct unit *units, int64_t rows
     }
     served->count = count;
     served->x = x;
-    served->y = y;
     served->ask = ask;
     served->done = done;
     served->near = near;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         served->units[i].unit = units[i];
+        served->units[i].y = y + at[i];
+    }
     return served;
 }
 
@@ -97,7 +98,7 @@ int served_live(const struct team *team, struct served *served, int64_t first, i
             return 0;
         if (!__atomic_load_n(&unit->begun, __ATOMIC_RELAXED))
             __atomic_compare_exchange_n(&unit->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-        last = take_part(team, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, served->y);
+        last = take_part(team, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, unit->y);
         if (last) {
             __atomic_store_n(&unit->ended, now_ns(), __ATOMIC_RELEASE);
             __atomic_store_n(&served->ask[i * FLAG_WORDS], 0, __ATOMIC_RELAXED);

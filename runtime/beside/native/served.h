@@ -9,6 +9,7 @@ enum { FLAG_WORDS = LINE / 4 };
 
 struct served_unit {
     struct unit unit;
+    uint16_t *y;
     struct scratch scratch;
     struct progress progress;
     int64_t begun, ended; /* ns */
@@ -17,7 +18,6 @@ struct served_unit {
 struct served {
     int64_t count, rows;
     const uint16_t *x;
-    uint16_t *y;
     int32_t *ask, *done, *near; /* near: NULL where the pool's threads look for `ask` from the step's begin on */
     int32_t stopped;
     char apart[LINE];
@@ -27,9 +27,9 @@ struct served {
     struct served_unit units[];
 };
 
-/* NULL without memory. */
+/* Unit i writes from y[at[i]] on. NULL without memory. */
 struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, int32_t *near,
-                           const uint16_t *x, uint16_t *y);
+                           const uint16_t *x, uint16_t *y, const int64_t *at);
 void served_close(struct served *served);
 
 /* 1 when the step's last unit is done. */

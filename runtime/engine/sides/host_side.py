@@ -29,7 +29,7 @@ from penstock.runtime.moving.filler import Arrival, start_reads
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.reading.cached import CachedReads
 from penstock.runtime.reading.reader import ReadPool
-from penstock.runtime.recorded.host_steps import HostUnit, host_unit
+from penstock.runtime.recorded.host_steps import HostUnit, host_block, host_unit
 from penstock.runtime.store.base import UnitLayout
 from penstock.runtime.store.decoder import decoder_layers, unit_modules
 
@@ -127,8 +127,11 @@ class HostSide:
         """The units of ``model`` that the CPU computes, where they lie, or will once they have arrived."""
         layers, units = decoder_layers(model), []
         for unit in self.placement.host_units:
-            ((name, module),) = unit_modules(layers, unit).items()
             tensors = views(self.layouts[unit].tensors, self.dram.stays(unit))
+            if unit.kind == "head":
+                units.append(host_block(unit, model.get_output_embeddings(), tensors))
+                continue
+            ((name, module),) = unit_modules(layers, unit).items()
             units.append(host_unit(unit, name, module, tensors, self.placement.model.ffn_activation))
         return units
 
