@@ -197,7 +197,8 @@ class Hybrid:
     def bound_rows(self, case: str, plan: Point, rates: Rates, resident_s: float) -> Iterator[Row]:
         """The step over its bound; what the CPU and the link carried together; the CPU's product over a plain read."""
         format_gbps = rates.cpu_gbps[self._format(plan)]
-        cpu_s = plan.host_gb / format_gbps
+        placed = plan.plan.placement
+        cpu_s = sum(placed.unit_bytes(u) / 1e9 / rates.cpu_gbps[placed.spec(u).format.name] for u in placed.host_units)
         weights_gb = plan.plan.model.weight_bytes / 1e9
         host = plan.plan.hardware.host
         hops = len(plan.plan.placement.host_units) * host.hop_s if host else 0.0

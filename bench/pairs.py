@@ -99,7 +99,8 @@ def forced(decided: Mapping) -> tuple[str, ...]:
     keys = {f"resident_{kind}": units for kind, units in vram["resident_units"].items()}
     keys |= {"policy": weights["policy"], "embedding": weights["embedding"], "page_tokens": kv["page_tokens"]}
     keys |= {"vram_slots": vram["slots"], "vram_prefetch_distance": vram["prefetch_distance"]}
-    keys["host_ffn"] = weights.get("host", {}).get("ffn", 0)
+    host = weights.get("host", {})
+    keys |= {"host_ffn": host.get("ffn", 0)} | ({"host_head": host["head"]} if host.get("head") else {})  # older versions know no such key
     keys |= {key: dram[key] for key in ("cap_layers", "hwm_layers", "prefetch_distance")}
     keys |= {**weights["ssd"], **weights["h2d"], "prefill_chunk_tokens": decided["prefill_chunk_tokens"]}
     return ("workload.context_tokens=0", *(f"force.{key}={value}" for key, value in keys.items()))

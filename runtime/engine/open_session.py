@@ -79,7 +79,8 @@ def open_session(
         mark("skeleton")
         kept = None
         if plan.hardware.host is not None:
-            threads = plan.hardware.host.threads_of(plan.model.ffn_formats)
+            units = {plan.placement.spec(unit).format for unit in plan.placement.host_units}
+            threads = plan.hardware.host.threads_of(units or plan.model.ffn_formats)
             options = replace(options, host_threads=threads, schedules=schedules_of(whole))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         if reuse is not None:

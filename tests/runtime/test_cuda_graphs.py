@@ -34,9 +34,15 @@ PLACES = {
     "one streams": {"resident": (6, 5, 1), **STAYS},
     "many slots": {"resident": (1, 1, 0), "slots": 8, "vram_distance": 6, **STAYS},
     "some on the CPU": {"resident": (3, 1, 1), **STAYS},
+    "some of the head on the CPU": {"resident": (3, 3, 1), "head_blocks": 4, **STAYS},
+    "all of the head on the CPU": {"resident": (3, 3, 0), "head_blocks": 3, **STAYS},
 }
 NONE = HostUnits()
-ON_CPU = {"some on the CPU": HostUnits(ffn=3, rows=4)}
+ON_CPU = {
+    "some on the CPU": HostUnits(ffn=3, rows=4),
+    "some of the head on the CPU": HostUnits(ffn=1, rows=4, head=2),
+    "all of the head on the CPU": HostUnits(ffn=0, rows=4, head=3),
+}
 RATES = HostRates(2, {"BF16": Curve(((1, 50.0), (16, 40.0)))}, 1e-5, 0.8, 0.8)
 
 
@@ -52,7 +58,7 @@ def generate(checkpoint: Path, graphs: bool, host: HostUnits = NONE, **made: obj
         assert found[0].tokens == found[2].tokens
         session.engine.stop()
         assert min(session.engine.rehearse(BATCH)) > 0
-        copied = plan.placement.step_units if host.ffn and graphs else plan.placement.streamed_units
+        copied = plan.placement.step_units if host.count and graphs else plan.placement.streamed_units
         facts = {**session.engine.facts(), "stages": session.engine.stage_totals(), "bytes": sum(map(plan.placement.unit_bytes, copied))}
         return found, facts
 
@@ -69,14 +75,14 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
     assert {"rows": 3, "refused": None, "steps": 69}.items() <= facts["graphs"].items() and without["graphs"] is None
     if facts["bytes"]:
         assert facts["stages"]["h2d"][0] >= 69 * facts["bytes"] and facts["stages"]["h2d"][1] > 0
-    assert ("cpu" in facts["stages"]) == bool(host.ffn)
+    assert ("cpu" in facts["stages"]) == bool(host.count)
     for got, want in zip(found, wanted, strict=True):
         assert got.tokens == want.tokens
         for a, b in zip(got.logits, want.logits, strict=True):
             assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("where", ["resident", "half streams", "some on the CPU"])
+@pytest.mark.parametrize("where", ["resident", "half streams", "some on the CPU", "some of the head on the CPU"])
 def test_recorded_chains_say_what_their_kernels_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """Of any lengths, alone and together, with passes of one token between them: recorded passes of both shapes go on from each other."""
     checkpoint, found = save_tiny(tmp_path, "llama"), []
