@@ -64,7 +64,7 @@ def test_where_vram_is_tight_the_cpu_computes_blocks_that_the_link_would_bring_w
 def test_the_law_says_what_steps_take_in_a_simulation(blocks: int, ffn: int):
     plan = planned(TIGHT, M, work(new_tokens=16), host_head=blocks, host_ffn=ffn, resident_head=0)
     assert (plan.decisions.weights.host.head, plan.decisions.weights.host.ffn) == (blocks, ffn)
-    longest = 1.12 if blocks > 2 and not ffn else 1.04
+    longest = 1.09 if blocks > 2 and not ffn else 1.04
     assert 0.97 < plan.prediction.decode_s_per_token / simulated_s(plan) < longest, "a ring that the link cannot fill has room at the end"
 
 

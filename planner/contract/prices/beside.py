@@ -9,9 +9,10 @@ A step with host units takes at least the longest of
 The CPU multiplies C bytes, or attends to them: K and V of layers that DRAM holds. The link copies L bytes of layers, H bytes of the LM
 head. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start together. The one that ends last is alone at its end.
 Copies of the LM head find the CPU idle, unless it multiplies by D bytes of that, too: its blocks come behind the last layer, and the next
-step's first units behind them. While the CPU is at D the link may copy D * l' / c', of which K are the head's. For the rest, E seconds of
-the CPU's, it waits: the ring is taken to be full of what the next step begins with. With a layer's room in it plans left more of the head
-to the CPU, and simulated steps took up to 6 % longer than predicted.
+step's first units behind them. While the CPU is at D the link may copy D * l' / c', of which K are the head's. For the rest it waits: the
+ring is taken to be full of what the next step begins with. E are those seconds of the CPU, which is alone, less the slowing of copies that
+the middle term counts for them. With a layer's room in the ring plans left more of the head to the CPU, and simulated steps took up to 6 %
+longer than predicted.
 
 Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
 and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
@@ -204,8 +205,9 @@ class Beside:
 
     @property
     def resting(self) -> float:
-        """Seconds in which the CPU is alone for each second of copies that could go on meanwhile."""
-        return self.rates.beside_h2d / self.rates.h2d_beside
+        """Seconds in which the link rests for each second of copies that could go on while the CPU is at a block. The CPU is alone then, and
+        sooner through; that it slows copies down :meth:`computed` has counted."""
+        return max(0.0, self.rates.beside_h2d + self.rates.h2d_beside - 1) / self.rates.h2d_beside
 
     def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable) -> Price:
         """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies."""

@@ -68,6 +68,31 @@ def asking(pool: HostPool, request: pytest.FixtureRequest) -> Iterator[Asking]:
     made.serve.close()
 
 
+def test_units_that_are_asked_for_at_once_have_places_of_their_own(pool: HostPool) -> None:
+    blocks = [normal(count, HIDDEN) for count in (VOCABULARY, 7, VOCABULARY)]
+    units = [host_linear(matrix_of(block)) for block in blocks]
+    ask, done, x = flags(3), flags(3), normal(ROWS, HIDDEN)
+    places = [0, ROWS * VOCABULARY, ROWS * (VOCABULARY + 7)]
+    y = torch.zeros(ROWS * (2 * VOCABULARY + 7)).bfloat16()
+    with pytest.raises(ValueError, match="y is"):
+        pool.serve(units, ROWS, HIDDEN, ask, done, x.flatten(), y[:-1], at=places)
+    with pool.serve(units, ROWS, HIDDEN, ask, done, x.flatten(), y, at=places) as serve:
+        for _ in range(3):
+            serve.begin_step()
+            for number in (2, 0, 1):
+                ask[number, 0] = 1
+            end = time.monotonic() + HANGS_S
+            while not done[:, 0].all():
+                assert time.monotonic() < end, "all are done"
+            done.zero_()
+            for unit, at in zip(units, places, strict=True):
+                out = torch.empty(ROWS, unit.outputs, dtype=torch.bfloat16)
+                while not serve.ended:
+                    pass
+                pool.ffn(unit, x, out)
+                assert torch.equal(y[at : at + ROWS * unit.outputs].view(ROWS, -1), out)
+
+
 def test_each_step_answers_what_it_is_asked(asking: Asking) -> None:
     for rows in (1, ROWS, 2, 1):
         x = normal(rows, HIDDEN)
