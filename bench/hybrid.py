@@ -5,7 +5,8 @@
     python bench/hybrid.py work=bench-work cases=files,dense,prefill,batch,lossless,int4,splits,two model=demo layers=4   # without a card
 
 `dense`: BF16, VRAM 6 GiB, batch 1. `kv`: 16 sequences of 8192 tokens, VRAM 24 GiB, KV mostly in DRAM. `prefill`: 2048 tokens. `batch`: 8
-and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`:
+and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`: BF16 and INT4 at 2 GiB, beside the plan with none of the
+LM head on the CPU. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`:
 `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best. `two`: the
 plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the checkpoints of
 `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true` removes the files
@@ -236,6 +237,22 @@ class Hybrid:
         with self.dropped(checkpoint):
             yield from self._beside("INT4", "int4", checkpoint, self.given.get("vram", "2GiB"))
 
+    def head(self) -> Iterator[Row]:
+        """Where VRAM has no room for the LM head: the CPU computes blocks of it, or the card all."""
+        for form in ("bf16", "int4"):
+            checkpoint, vram = self.checkpoint(form), self.given.get("vram", "2GiB")
+            with self.dropped(checkpoint):
+                keys = (("plan", ()), ("none", ("force.host_head=0",)))
+                plan, none = self.in_turns(
+                    checkpoint, [self.solve(f"head-{form}-{what}", checkpoint, *more, vram=vram) for what, more in keys]
+                )
+                said = none.predicted("decode_s_per_token", none.step_s)
+                what = f"{plan.plan.decisions.weights.host.head} blocks, {self.where(plan)}; without predicted/measured {said:.3f}"
+                predicted = plan.predicted("decode_s_per_token", plan.step_s)
+                yield self.row(
+                    f"{form}, head on the CPU over none", what, 1 / plan.step_s, 1 / none.step_s, "tok/s", ">= 1.05", plan, predicted
+                )
+
     def seventy(self) -> Iterator[Row]:
         checkpoint = self.checkpoint(model="llama70b" if self.card else self.model)
         with self.dropped(checkpoint):
@@ -348,7 +365,7 @@ class Hybrid:
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
 
-CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "seventy", "splits", "two", "crowd")
+CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "seventy", "splits", "two", "crowd")
 
 
 def parts_gbps(rates: Rates) -> float:

@@ -96,6 +96,7 @@ def test_blocks_that_are_forced_are_kept_and_refused_with_the_reason():
     for n in (0, 1, 4):
         kept.append(solve(TIGHT, M, w, Force(host_head=n)).weights.host.head)
     assert kept == [0, 1, 4]
+    assert solve(TIGHT, M, w, Force(host_ffn=0)).weights.host == HostUnits(), "nobody asked for blocks"
     with pytest.raises(UserError, match=r"force.host_head=5 .*allowed: 0 to 4, the LM head's blocks outside VRAM"):
         solve(TIGHT, M, w, Force(host_head=5))
     with pytest.raises(UserError, match=r"force.host_head=1 .*allowed: 0, since the hardware profile has no rates of the CPU"):

@@ -15,7 +15,8 @@ class HostUnits:
     """
 
     ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True, placed=True)] = 0
-    """FFN units that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
+    """FFN units that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them, and the LM head, too,
+    unless ``force.host_head`` asks for blocks of it."""
     rows: Annotated[int, Decision(lambda s: s.host_rows, "force.host_rows", "CPU", "up to {} rows", card=True, aside=True)] = 0
     """The most rows of a pass for which the CPU computes its units; a pass with more streams them to the card."""
 

@@ -205,8 +205,8 @@ class Beside:
 
     @property
     def resting(self) -> float:
-        """Seconds in which the link rests for each second of copies that could go on while the CPU is at a block. The CPU is alone then, and
-        sooner through; that it slows copies down :meth:`computed` has counted."""
+        """Seconds in which the link rests for each second of copies that could go on while the CPU is at a block. The CPU is alone then,
+        and sooner through; that it slows copies down :meth:`computed` has counted."""
         return max(0.0, self.rates.beside_h2d + self.rates.h2d_beside - 1) / self.rates.h2d_beside
 
     def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable) -> Price:

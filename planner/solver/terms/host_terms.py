@@ -103,10 +103,11 @@ def most_host_units(problem: Problem) -> int:
 
 
 def most_host_blocks(problem: Problem) -> int:
-    """The same of blocks of the LM head; none, either, where the CPU and the link are no faster together than one after the other."""
+    """The same of blocks of the LM head; none, either, where the CPU and the link are no faster together than one after the other, or where
+    the user leaves all FFN units to the card and says nothing of the head."""
     p = problem
-    host = p.hardware.host
-    if host is None or p.force.host_head == 0 or never_on_host(p.model) or not _may(p, head_rows_timed(p.hardware, p.model)):
+    host, wanted = p.hardware.host, p.force.host_ffn if p.force.host_head is None else p.force.host_head
+    if host is None or wanted == 0 or never_on_host(p.model) or not _may(p, head_rows_timed(p.hardware, p.model)):
         return 0
     return head_blocks(p.model) if p.force.host_head is not None or host.beside_h2d + host.h2d_beside > 1 else 0
 
