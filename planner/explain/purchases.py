@@ -16,6 +16,7 @@ from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.strictly import build
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.contract.config.resolve_hardware import hardware_from
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype, in_rows
@@ -24,7 +25,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
-from penstock.planner.contract.prices.beside import host_rows_timed, no_split
+from penstock.planner.contract.prices.beside import no_split, rows_timed
 from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS
@@ -135,7 +136,7 @@ def _for_the_cpu(question: Question) -> Iterator[Offer]:
     """What lets a CPU compute more beside the card, where it may: DRAM of twice the rate, of which its products have their share, and
     twice the cores, whose products are no faster than the bus."""
     hardware, model = question.hardware, question.model
-    dense = host_rows_timed(hardware, model) and can_record(hardware, model) and records_whole(model)
+    dense = rows_timed(hardware, model, HostUnits()) and can_record(hardware, model) and records_whole(model)
     if hardware.host is None or (no_split(hardware, model) and not dense):
         return
     products, bus = hardware.host.peak_gbps, hardware.dram_bus_gbps
