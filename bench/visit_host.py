@@ -69,6 +69,7 @@ from penstock.runtime.model.skeleton import Skeleton, open_skeleton  # noqa: E40
 from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundReads  # noqa: E402
 from penstock.runtime.moving.ledger import Ledger  # noqa: E402
 from penstock.runtime.reading.layout import Extent  # noqa: E402
+from penstock.runtime.reading.native.native_order import Order  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
 from penstock.runtime.store.expert_modules import layers_with_experts  # noqa: E402
 
@@ -181,18 +182,27 @@ def routings(layers: int, count: int, top_k: int, tokens: int) -> Iterator[list[
 class ForgetfulReads(UrgentSoundReads):
     """To which everything comes for the first time."""
 
+    def __init__(self, source: ReadPool, scales: ArrivingScales):
+        super().__init__(source, scales)
+        self._bring, self.bring = self.bring, self._anew
+        self._all_looked: dict[int, Any] = {}
+
+    def order(self, *asked: Any, **more: Any) -> Order[Any]:
+        order = super().order(*asked, **more)
+        self._all_looked[order.address] = order.looked
+        return order
+
+    def _anew(self, order: Order[Any], *rest: Any) -> None:
+        order.looked = self._all_looked[order.address]
+        self._bring(order, *rest)
+
     def read_each(self, *asked: Any, **more: Any) -> None:
         self._forget()
         super().read_each(*asked, **more)
 
-    def bring(self, *asked: Any, **more: Any) -> None:
-        self._forget()
-        super().bring(*asked, **more)
-
     def _forget(self) -> None:
         self._seen.clear()
         self._sound.clear()
-        self._sound_orders.clear()
 
 
 def beside_card(skeleton: Skeleton, room: ExpertRoom, hidden: int) -> BesideCard:

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.layout import Extent
-from penstock.runtime.reading.native.native_order import Order
+from penstock.runtime.reading.native.native_order import Looks, Order
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.read_meter import Meter
 from penstock.runtime.reading.reader import Reads, UrgentReads
@@ -93,7 +93,7 @@ class SoundReads:
             return done
         if isinstance(done, Ticket) and isinstance(extents, tuple):
             words = self._words(extents)
-            return Ticket(done.inbox, done.key, Look((words,), partial(self._refusal, extents, into)), done.carry) if words else done
+            return Ticket(done.inbox, done.key, Look(words, partial(self._refusal, extents, into))) if words else done
         new = [e for e in extents if (e.file, e.offset, e.nbytes) not in self._seen]
         if not new:
             return done
@@ -112,7 +112,10 @@ class SoundReads:
         if self._sound.get(id(extents)) is extents:
             return array("q")
         self._sound[id(extents)] = extents
-        expected = self._expected.pop(id(extents), None)
+        return self._words_of(extents)
+
+    def _words_of(self, extents: Sequence[Extent]) -> array[int]:
+        expected = self._expected.get(id(extents))
         return self._scales.words(extents) if expected is None else expected[1]
 
     def _refusal(self, extents: Iterable[Extent], into: memoryview) -> UserError | None:
@@ -138,9 +141,9 @@ class UrgentSoundReads(SoundReads):
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
         self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
-        self.carrier, self.order, self._bring = source.carrier, source.order, source.bring
-        self._sound_orders: dict[int, Order[Sequence[Extent]]] = {}
-        """Of which all parts were looked at, or are now; by where they lie."""
+        self.carrier, self.bring, self._order = source.carrier, source.bring, source.order
+        self._part_of: dict[int, tuple[Order[Sequence[Extent]], int]] = {}
+        """Extents that are parts of orders, and which."""
 
     def expect(self, parts: Sequence[Sequence[Extent]], nbytes: int) -> None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
@@ -157,13 +160,20 @@ class UrgentSoundReads(SoundReads):
             dones = [self._checked(extents, into, done) for extents, done in zip(parts, dones, strict=True)]
         self._read_each(parts, into, dones, name, urgent)
 
-    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
-        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
-        if self._scales and ticket.carry is not None and ticket.carry.order.address not in self._sound_orders:
-            order = ticket.carry.order
-            self._sound_orders[order.address] = order
-            words = [self._words(extents) for extents in order.parts]
-            if any(words):
-                look = Look(words, partial(self._refusal, [extent for part in order.parts for extent in part], into))
-                ticket = Ticket(ticket.inbox, ticket.key, look, ticket.carry)
-        self._bring(ticket, into, name)
+    def order(
+        self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None = None
+    ) -> Order[Sequence[Extent]]:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`. It is looked at by readers alone, who know when it was sound."""
+        if self._scales and looks is None:
+            words = [array("q") if self._sound.get(id(extents)) is extents else self._words_of(extents) for extents in parts]
+            looks = Looks(words, partial(self._refusal, [extent for part in parts for extent in part])) if any(words) else None
+        order = self._order(name, parts, nbytes, segments, looks)
+        if looks is not None:
+            self._part_of |= {id(extents): (order, part) for part, extents in enumerate(parts)}
+        return order
+
+    def _words(self, extents: tuple[Extent, ...]) -> array[int]:
+        order, part = self._part_of.get(id(extents), (None, 0))
+        if order is not None:
+            order.looked_at(part)
+        return super()._words(extents)

@@ -22,10 +22,10 @@ from penstock.runtime.reading.known_runs import KnownRuns
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import PART_WORDS, Order, part_words
+from penstock.runtime.reading.native.native_order import PART_WORDS, Looks, Order, part_words
 from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
-from penstock.runtime.reading.reads_inbox import Heard, Inbox, Ticket
+from penstock.runtime.reading.reads_inbox import Heard, Inbox, Look, Ticket
 from penstock.runtime.reading.store_errors import cancelled, closed
 
 K = TypeVar("K")
@@ -137,29 +137,26 @@ class NativeReaders:
                 at, part = i * _ASKED_WORDS, count * _ASKED_WORDS + i * PART_WORDS
                 words[at : at + _ASKED_WORDS] = array("q", (asked + part_at + 8 * i * PART_WORDS, 1, number, inbox, 0, 0, 0))
                 runs = each.address, len(each.extents)
-                words[part : part + PART_WORDS] = array("q", part_words(runs, None if look is None else look.words[0]))
+                words[part : part + PART_WORDS] = array("q", part_words(runs, look.words if isinstance(look, Look) else None))
             self._ask(asked, numbers, address, name, urgent)
 
-    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+    def order(
+        self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None
+    ) -> Order[Sequence[Extent]]:
         """``parts`` as they come into aligned buffers of ``nbytes``, to be copied on by ``segments`` of each."""
         with self._order:
             runs = [self._known.of(extents, nbytes, aligned=True) for extents in parts]
-        return Order(parts, [(one.address, len(one.extents)) for one in runs], segments, runs)
+        return Order(name, parts, [(one.address, len(one.extents)) for one in runs], segments, looks, runs)
 
-    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
-        """Queue the order that ``ticket`` carries on, before all that is not urgent."""
-        carry, look, address = ticket.carry, ticket.look, address_of(into)
-        assert carry is not None, "it has an order"
-        order, carrier, to, told = carry
-        order.look(() if look is None else look.words)
-        number = next(self._numbers)
-        inbox, parts = ticket.inbox.address, len(order.parts)  # type: ignore[attr-defined]
-        words = array("q", (order.address, parts, number, inbox, carrier.address, to, told.buffer_info()[0]))
+    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
+        """Queue ``order``, before all that is not urgent."""
+        address, number = address_of(into), next(self._numbers)
+        order.come(number, inbox.address, into)  # type: ignore[attr-defined]
         with self._order:
             if self.closed:
                 raise closed()
-            self._asked[number] = _Asked(ticket, None, into, address, name)
-            self._ask(words.buffer_info()[0], (number,), address, name, True)
+            self._asked[number] = _Asked(Ticket(inbox, key, order), None, into, address, order.name)
+            self._ask(order.address, (number,), address, order.name, True)
 
     def _ask(self, asked: int, numbers: Sequence[int], into: int, name: str, urgent: bool) -> None:
         """``struct asked`` of each of ``numbers`` lie at ``asked``."""

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from types import BuiltinFunctionType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, align_down
@@ -19,14 +19,16 @@ from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import Order
+from penstock.runtime.reading.native.native_order import Looks, Order
 from penstock.runtime.reading.native.readers_library import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.python_readers import PythonReaders
 from penstock.runtime.reading.read_meter import Meter
-from penstock.runtime.reading.reads_inbox import Inbox, Ticket
+from penstock.runtime.reading.reads_inbox import Inbox
 from penstock.runtime.reading.stalls import Stalls
+
+K = TypeVar("K")
 
 
 class Reads(Protocol):
@@ -58,13 +60,15 @@ class UrgentReads(Reads, Protocol):
     def carrier(self, calls: DriverCalls) -> NativeCarrier | None:
         """Lets reading threads copy on what comes, by ``calls``, of an :meth:`order`; None where they cannot."""
 
-    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
-        """``parts`` that come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are copied on, as a carrier's
-        ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
+    def order(
+        self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None = None
+    ) -> Order[Sequence[Extent]]:
+        """``parts`` of what is called ``name``, which come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are
+        copied on, as a carrier's ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
 
-    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
-        """Read the order that ``ticket`` carries into ``into``, urgently. Each part is copied on when it has come; the inbox hears of all
-        of them at once."""
+    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
+        """Read what a carrier was told to carry of ``order`` into ``into``, urgently. Each part is copied on when it has come; ``inbox``
+        hears of all of them at once, as ``key``."""
 
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
@@ -152,15 +156,17 @@ class ReadPool:
         """See :class:`UrgentReads`."""
         return self._readers.carrier(calls)
 
-    def order(self, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
+    def order(
+        self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None = None
+    ) -> Order[Sequence[Extent]]:
         """See :class:`UrgentReads`."""
-        return self._native.order(parts, nbytes, segments)
+        return self._native.order(name, parts, nbytes, segments, looks)
 
-    def bring(self, ticket: Ticket[Any], into: memoryview, name: str) -> None:
+    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
-        self._native.bring(ticket, into, name)
+        self._native.bring(order, inbox, key, into)
 
     @property
     def _native(self) -> NativeReaders:

@@ -8,8 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from penstock.runtime.reading.native.native_carrier import Carry
-
 K = TypeVar("K")
 Heard = tuple[K, BaseException | None]
 """What was read, and why it could not be."""
@@ -25,29 +23,37 @@ class Inbox(Protocol[K]):
         """What came, in order; waits for ``least`` of it for so many seconds at most. May come back early with less, as for a signal."""
 
 
+class Refusing(Protocol):
+    """What a read has to be, besides read."""
+
+    def refusal(self) -> BaseException | None:
+        """Why what came is not to be used; None where it is. Looks without C."""
+
+
 class Look(NamedTuple):
     """What is looked at when a read has brought it: whether numbers in its buffer are numbers."""
 
-    words: Sequence[array[int]]
-    """Of each part of what is read: ``struct look`` of look.h, one after the other."""
-    refusal: Callable[[], BaseException | None]
-    """Why not; None where they are. Looks without C."""
+    words: array[int]
+    """``struct look`` of look.h, one after the other."""
+    why: Callable[[], BaseException | None]
+
+    def refusal(self) -> BaseException | None:
+        """See :class:`Refusing`."""
+        return self.why()
 
 
 class Ticket(Generic[K]):
     """The ``done`` of a read that comes into ``inbox`` as ``key`` when it is over: readers that know inboxes do that without Python. So
-    they ``look`` at what came; where that is no number, Python says so. What is sound of an order they ``carry`` on."""
+    they ``look`` at what came; where that is no number, Python says so."""
 
-    __slots__ = ("carry", "inbox", "key", "look")
+    __slots__ = ("inbox", "key", "look")
 
-    def __init__(self, inbox: Inbox[K], key: K, look: Look | None = None, carry: Carry | None = None):
-        self.inbox, self.key, self.look, self.carry = inbox, key, look, carry
+    def __init__(self, inbox: Inbox[K], key: K, look: Refusing | None = None):
+        self.inbox, self.key, self.look = inbox, key, look
 
     def __call__(self, error: BaseException | None) -> None:
         if error is None and self.look is not None:
             error = self.look.refusal()
-        if error is None and self.carry is not None:
-            error = self.carry.refusal()
         self.inbox.put(self.key, error)
 
 

@@ -26,7 +26,6 @@ from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native import readers_library
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.reader import ReadPool
-from penstock.runtime.reading.reads_inbox import Ticket
 from penstock.runtime.store.scales import Scale
 from tests.cli import HANGS_S
 from tests.runtime.test_native_readers import SIZE, Held, buffer, content, handed_back, no_waiting
@@ -72,16 +71,15 @@ class Orders:
         assert isinstance(found, NativeCarrier)
         self.carrier, self.inbox = found, reads.inbox()
         words = [NativeCarrier.words([Segment(e.dest, e.dest, e.nbytes) for e in part]) for part in parts]
-        self.order = reads.order(parts, NBYTES, words)
+        self.order = reads.order("order", parts, NBYTES, words)
         self.events: list[int] = []
 
-    def bring(self) -> Any:
+    def bring(self) -> None:
         first = 1 + len(self.events)
         events = [*range(first, first + len(self.parts))]
         self.events += events
-        carry = self.carrier.carry(self.order, address_of(self.card.memory), events)
-        self.reads.bring(Ticket(self.inbox, "all", None, carry), self.into, "order")
-        return carry
+        self.carrier.carry(self.order, address_of(self.card.memory), events)
+        self.reads.bring(self.order, self.inbox, "all", self.into)
 
     def heard(self) -> Heard:
         """All that is heard of one order, and whatever else comes."""
@@ -121,14 +119,14 @@ def test_each_part_is_copied_on_and_all_are_heard_of_once(content: tuple[Path, b
         for time in range(3):
             if odd:
                 handed_back(pool, path)
-            carry = asked.bring()
+            asked.bring()
             assert asked.heard() == [("all", None)]
             for e in (e for part in parts for e in part):
                 there = asked.card.memory[e.dest : e.dest + e.nbytes] == data[e.offset : e.offset + e.nbytes]
                 assert there, e
                 asked.card.memory[e.dest : e.dest + e.nbytes] = bytes(e.nbytes)
-            assert sorted(carry.numbers) == [*range(time * len(parts) + 1, (time + 1) * len(parts) + 1)]
-            assert carry.refusal() is None and min(carry.begun_ns) > 0
+            assert sorted(asked.order.numbers) == [*range(time * len(parts) + 1, (time + 1) * len(parts) + 1)]
+            assert asked.order.refusal() is None and min(asked.order.begun_ns) > 0
         assert sorted(asked.card.events) == asked.events
 
 
@@ -178,7 +176,7 @@ def test_scales_are_looked_at_when_they_first_come(tmp_path: Path, bad: int | No
     path.write_bytes(stored)
     scale = Scale("scales", TensorEntry(path, 0, len(stored), "U8", (1, 1)), True, torch.float16, 0, (0,))
     with orders([(Extent(path, i * ALIGN, ALIGN, 5 * i * ALIGN),) for i in range(2)], scales=[scale]) as (asked, _):
-        carry = asked.bring()
+        asked.bring()
         ((_, error),) = asked.heard()
         assert (error is None) == (bad is None)
         if bad is None:
@@ -186,7 +184,7 @@ def test_scales_are_looked_at_when_they_first_come(tmp_path: Path, bad: int | No
             asked.bring()
             assert asked.heard() == [("all", None)], "is looked at once"
         else:
-            assert "holds scales that are no numbers" in str(error) and carry.numbers[bad] == 0
+            assert "holds scales that are no numbers" in str(error) and asked.order.numbers[bad] == 0
 
 
 def test_blocks_bear_their_orders_name_however_late_they_are_booked(content: tuple[Path, bytes]) -> None:

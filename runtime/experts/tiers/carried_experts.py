@@ -14,7 +14,7 @@ from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.device import Event
 from penstock.runtime.memory.pieces import Segment, within
 from penstock.runtime.moving.device_layout import DeviceLayout
-from penstock.runtime.reading.native.native_carrier import Carry, NativeCarrier
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent
 
@@ -24,7 +24,7 @@ class Carried(NamedTuple):
 
     slot: int
     dram_slot: int
-    carry: Carry
+    order: Order[Sequence[Extent]]
     events: Sequence[Event]
 
 
@@ -72,18 +72,20 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Carry | None:
-        """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it;
-        None where they cannot."""
+    def carry(
+        self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor
+    ) -> Order[Sequence[Extent]] | None:
+        """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it,
+        when it comes by this order; None where they cannot."""
         carrier, device = self._carrier, self._device
         if carrier is None or not device.in_one_piece(source):
             return None
         slot, order = take(*key), self._order_of(key)
         self._copies.make_way((slot,))
         points = [device.event_ahead() for _ in order.parts]
-        carry = carrier.carry(order, self._copies.begins[slot], [handle for _, handle in points])
-        self._begun[key[1]] = Carried(slot, dram_slot, carry, [event for event, _ in points])
-        return carry
+        carrier.carry(order, self._copies.begins[slot], [handle for _, handle in points])
+        self._begun[key[1]] = Carried(slot, dram_slot, order, [event for event, _ in points])
+        return order
 
     def begun(self) -> dict[int, Carried]:
         """Experts that :meth:`carry` was asked for since the last call."""
@@ -95,7 +97,7 @@ class CarriedExperts:
         :meth:`settle` before their slots in DRAM are given back."""
         last, over = 0, next(iter(came.values())).events[0]
         for carried in came.values():
-            for number, event in zip(carried.carry.numbers, carried.events, strict=True):
+            for number, event in zip(carried.order.numbers, carried.events, strict=True):
                 if number > last:
                     last, over = number, event
         self._copies.carried([carried.slot for carried in came.values()], over)
@@ -107,7 +109,7 @@ class CarriedExperts:
             came, self._came = self._came, []
             for key, carried, over in came:
                 self._dram.read_until((carried.dram_slot,), partial(self._device.host_waits, over))
-                self._copies.book(key, carried.carry, carried.events)
+                self._copies.book(key, carried.order, carried.events)
 
     def close(self) -> None:
         """Nothing is queued any more by readers."""

@@ -159,7 +159,7 @@ class DramExperts:
 
     def order(self, key: Key, segments: Sequence[array[int]]) -> Order[Sequence[Extent]]:
         """Likewise, of all parts of an expert."""
-        return self._pool.order(self.parts(*key), self.slot_bytes, segments)
+        return self._pool.order("expert {}.{}".format(*key), self.parts(*key), self.slot_bytes, segments)
 
     def begun(self) -> None:
         """Return when what was missed is being read, as far as slots and the drive's queue have room."""
@@ -340,12 +340,12 @@ class DramExperts:
             return False
         self._left.pop(slot, _at_once)()
         fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
-        carry = None if carrying is None else carrying(key, slot, self._buffer(slot))
-        if carry is None:
+        order = None if carrying is None else carrying(key, slot, self._buffer(slot))
+        if order is None:
             self._submit(fetch)
         else:
             fetch.submitted, fetch.under_way, fetch.left = len(fetch.parts), 1, 1
-            self._pool.bring(Ticket(self._inbox, (fetch, 0), None, carry), self._view(slot), "expert {}.{}".format(*key))
+            self._pool.bring(order, self._inbox, (fetch, 0), self._view(slot))
         return True
 
     def _submit(self, fetch: Fetch) -> None:

@@ -7,7 +7,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,8 @@ from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.reading.native.native_carrier import Carry, NativeCarrier
+from penstock.runtime.reading.native.native_carrier import NativeCarrier
+from penstock.runtime.reading.native.native_order import Order
 
 MOST_UNBOOKED = 256
 """Copies after which a visit books those that are over."""
@@ -106,10 +107,10 @@ class ExpertCopies:
         """The threads that read experts have queued their copies into ``slots``, all before ``over``."""
         self._arrived |= dict.fromkeys(slots, over)
 
-    def book(self, key: Key, carry: Carry, events: Sequence[Event]) -> None:
-        """These copies of an expert are to be booked when they are over."""
+    def book(self, key: Key, order: Order[Any], events: Sequence[Event]) -> None:
+        """The copies of ``order``, an expert, are to be booked when they are over."""
         unit = _Together((key,))
-        for _, begun_ns, over, nbytes in sorted(zip(carry.numbers, carry.begun_ns, events, carry.order.nbytes, strict=True), key=_first):
+        for _, begun_ns, over, nbytes in sorted(zip(order.numbers, order.begun_ns, events, order.nbytes, strict=True), key=_first):
             self._queued.append(Queued(begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
 
     def lies_in(self, slots: Iterable[int]) -> None:

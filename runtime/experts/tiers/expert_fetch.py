@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 import torch
 
 from penstock.runtime.reading.blocks import pieces_of
-from penstock.runtime.reading.native.native_carrier import Carry
+from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent, UnitLayout
 
 Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-Carrying = Callable[[Key, int, torch.Tensor], Carry | None]
-"""What becomes of an expert that comes from the SSD to a slot of DRAM and its buffer; None where the consumer copies its parts itself."""
+Carrying = Callable[[Key, int, torch.Tensor], Order[Sequence[Extent]] | None]
+"""By which order an expert comes from the SSD to a slot of DRAM and its buffer, and from there to the card; None where the consumer copies
+its parts itself."""
 
 
 @dataclass(eq=False, slots=True)

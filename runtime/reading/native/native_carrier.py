@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.memory.pieces import Segment
@@ -14,32 +14,6 @@ from penstock.runtime.reading.native.readers_library import ReadersLibrary
 
 MOVE_WORDS = 4
 """Of ``struct move``."""
-
-
-class Carry(NamedTuple):
-    """What becomes of an order's parts as they come, this time. Keeps alive what C looks at."""
-
-    order: Order[Any]
-    carrier: NativeCarrier
-    to: int
-    """The address that its segments are counted from."""
-    told: array[int]
-    """``struct carried`` of each part."""
-
-    @property
-    def numbers(self) -> array[int]:
-        """Of each part: how many the carrier had carried with it."""
-        return self.told[::2]
-
-    @property
-    def begun_ns(self) -> array[int]:
-        """Of each part: when its copies were queued, by the monotonic clock."""
-        return self.told[1::2]
-
-    def refusal(self) -> RuntimeError | None:
-        """Why a part was not carried; None where none was refused."""
-        refused = min(self.numbers)
-        return RuntimeError(f"CUDA error: to queue a copy of what was read returned {-refused}") if refused < 0 else None
 
 
 class NativeCarrier:
@@ -58,10 +32,9 @@ class NativeCarrier:
         """``struct segment`` of each."""
         return array("q", [word for s in segments for word in (s.src, s.dst, s.nbytes)])
 
-    def carry(self, order: Order[Any], to: int, events: Sequence[int]) -> Carry:
+    def carry(self, order: Order[Any], to: int, events: Sequence[int]) -> None:
         """When ``order`` comes next, its segments go to memory at ``to``. The driver's ``events`` are recorded behind its parts."""
-        order.record(events)
-        return Carry(order, self, to, array("q", bytes(16 * len(events))))
+        order.carry(self, self.address, to, events)
 
     def copy(self, moves: array[int], event: int) -> None:
         """Queue ``moves``, ``struct move`` one after the other, now; ``event`` is recorded behind them. RuntimeError where the driver

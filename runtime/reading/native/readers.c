@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { READERS_VERSION = 3 };
+enum { READERS_VERSION = 4 };
 enum { LOG = 4096, LOG_TOLD = 512 }; /* facts that are kept, beside two of each reader, and after how many somebody should hear them */
 enum { ENDED, ODD, OVER, TOLD };     /* why readers_work returns */
 
@@ -177,7 +177,7 @@ static int copy_all(struct readers *pool, const struct copy *copy, int copies)
 }
 
 /* Whether a part that has come is sound. */
-static int is_sound(struct readers *pool, const struct request *request, int64_t part)
+static int is_sound(struct readers *pool, struct request *request, int64_t part)
 {
     int sound = 1;
     if (request->asked.inbox && enter(pool)) {

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 3
+VERSION = 4
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 

@@ -84,12 +84,13 @@ int take(struct queue *queue, struct block *block, int64_t *part)
     return some;
 }
 
-int bring_on(const struct request *request, int64_t number)
+int bring_on(struct request *request, int64_t number)
 {
     const struct asked *asked = &request->asked;
-    const struct part *part = &asked->parts[number];
+    struct part *part = &asked->parts[number];
     if (!all_numbers(part->looks, part->looked, request->into))
         return 0;
+    part->looked = 0;
     const struct move move = {part->segments, part->copied, asked->to, request->into};
     return !asked->carrier || !carry_on(asked->carrier, &move, part->event, &asked->carried[number]);
 }

@@ -19,14 +19,14 @@ struct part {
     const struct run *runs;
     int64_t count;
     const struct look *looks; /* at what came */
-    int64_t looked;           /* how many */
+    int64_t looked;           /* how many; 0 from the time on that all were numbers */
     const struct segment *segments; /* then copied on, if the request has a carrier */
     int64_t copied;
     void *event;              /* recorded behind them */
 };
 
 struct asked {
-    const struct part *parts;
+    struct part *parts;
     int64_t count, number;
     struct inbox *inbox;     /* gets the number when all is over */
     struct carrier *carrier; /* NULL: nothing is copied on */
@@ -61,7 +61,7 @@ void request_free(struct request *request);
  * where it took no block: then nobody else gets any of it. */
 int take(struct queue *queue, struct block *block, int64_t *part);
 /* A part has come. 0 where it holds what is no number, or the driver refuses it. */
-int bring_on(const struct request *request, int64_t part);
+int bring_on(struct request *request, int64_t part);
 /* A request is over. 1 when the caller should return with its number: it has no inbox, or is unsound. */
 int over(struct request *request, int64_t *number);
 
