@@ -72,9 +72,7 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(
-        self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor
-    ) -> Order[Sequence[Extent]] | None:
+    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Order[Sequence[Extent]] | None:
         """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it,
         when it comes by this order; None where they cannot."""
         carrier, device = self._carrier, self._device
