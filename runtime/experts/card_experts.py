@@ -216,7 +216,6 @@ class CardExperts:
         whatever was computed with slots is over."""
         self.catch_up()
         self._copies.computed()
-        self._ahead.stop()
         with self._deciding:
             seen = self._cache.find(layer, routing.experts)
         for slot in seen.dropped:
@@ -227,7 +226,7 @@ class CardExperts:
         carried = self._carried.begun()
         if far:
             self._dram.begun()
-        asked = self._begin_beside(layer, routing, near)
+        asked = () if self._beside is None or not near else self._begin_beside(self._beside, layer, routing, near)
         if asked:
             elsewhere = {one.expert for one in asked}
             self._dram.set_aside(elsewhere)
@@ -244,13 +243,11 @@ class CardExperts:
             self._slots.bring(layer, taken)
             coming.started.extend(taken)
 
-    def _begin_beside(self, layer: int, routing: Routing, near: Sequence[int]) -> Sequence[Asked]:
+    def _begin_beside(self, beside: BesideCard, layer: int, routing: Routing, near: Sequence[int]) -> Sequence[Asked]:
         """The CPU's share of the missed experts that lie in DRAM, which it begins before the first copy is queued."""
-        if self._beside is None or not near:
-            return ()
-        places = {expert: self._dram.place(layer, expert) for expert in near}
-        asked = self._beside.begin(layer, routing, places, self._copies.queued_bytes())
-        for one in asked:
+        places = dict(zip(near, self._dram.places(layer, near), strict=True))
+        asked = beside.begin(layer, routing, places, self._copies.queued_bytes())
+        for one in asked if not self._dram.still else ():
             self._dram.read_until([places[one.expert][0]], one.wait)
         return asked
 

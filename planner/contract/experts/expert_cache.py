@@ -216,7 +216,7 @@ class ExpertCache:
         if not self._free:
             return None
         slot = self._passing[layer][expert] = self._free.popleft()
-        self._held[self._at(layer, expert)] = 1
+        self._held[self._place[layer] * self._count + expert] = 1
         return slot
 
     def keep(self, layer: int, expert: int) -> int | None:

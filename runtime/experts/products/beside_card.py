@@ -129,6 +129,7 @@ class BesideCard:
         """``copy_bytes``: of an expert. ``shape``: rows of a step at most, experts of a token, hidden."""
         self._split, self._copy_bytes, self._pool, self._unit_of, self._copier = split, copy_bytes, pool, unit_of, copier
         rows, top_k, hidden = shape
+        self._rows = rows
         self._x, self._x_there = self._mapped(rows, hidden, device)
         self._y, self._y_there = self._mapped(rows * top_k, hidden, device)
         self._alone = [(UnitRows.of(self._x[:1], out), there) for out, there in zip(self._y.split(1), self._y_there.split(1), strict=True)]
@@ -152,14 +153,15 @@ class BesideCard:
 
     def take(self, hidden: torch.Tensor) -> None:
         """``hidden`` [rows, hidden] goes into a layer's router, whose choice the host waits for. Nothing for more rows than a step has."""
-        if len(hidden) <= len(self._x):
-            torch.add(hidden, 0, out=self._x_alone if len(hidden) == 1 else self._x_there[: len(hidden)])
+        rows = hidden.shape[0]
+        if rows <= self._rows:
+            torch.add(hidden, 0, out=self._x_alone if rows == 1 else self._x_there[:rows])
             self._pool.near()
 
     def begin(self, layer: int, routing: Routing, places: Mapping[int, tuple[int, torch.Tensor]], queued_bytes: int) -> Sequence[Asked]:
         """Have the CPU's share of a step's missed experts computed. ``places`` are their slots in DRAM, ``queued_bytes`` what the link has
         to copy first."""
-        if routing.prompt or len(routing.chosen) > len(self._x):
+        if routing.prompt or len(routing.chosen) > self._rows:
             return ()
         experts = [*places]
         one = len(routing.chosen) == 1

@@ -32,6 +32,16 @@ class SlotViews:
         self._known: dict[int, tuple[Sequence[TensorLayout], PlacedTensors]] = {}
         self._alike: dict[int, dict[str, Any]] = {id(laid): {} for laid in alike.values()}
 
+    def each(
+        self, layer: int, experts: Sequence[int], slots: Sequence[int], buffers: Sequence[torch.Tensor]
+    ) -> list[tuple[int, PlacedTensors]]:
+        """``experts``, each with its tensors in its slot, one of ``buffers``."""
+        found, laid = [self._known.get(slot) for slot in slots], self._tensors
+        return [
+            (expert, known[1] if known is not None and known[0] is laid[layer, expert] else self.of((layer, expert), slot, buffers[slot]))
+            for expert, slot, known in zip(experts, slots, found, strict=True)
+        ]
+
     def of(self, key: tuple[int, int], slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
         known, laid = self._known.get(slot), self._tensors[key]

@@ -53,7 +53,7 @@ class CardSlots:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self.copy([self._whole(key, slot)])
+                over = self.copy([Wanted(key, slot, *self._dram.place(*key), self.carried.wholes[key])])
         self.carried.prepare()
         for slot, buffer in enumerate(self.copies.slots):
             Lies.of(self._views.of(next(iter(self._layouts)), slot, buffer))
@@ -69,18 +69,21 @@ class CardSlots:
 
     def bring(self, layer: int, experts: Sequence[int]) -> None:
         """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy."""
-        self.copy([self._whole((layer, expert), self.take(layer, expert)) for expert in experts])
+        wholes, slots = self.carried.wholes, [self.take(layer, expert) for expert in experts]
+        places = zip(experts, slots, self._dram.places(layer, experts), strict=True)
+        self.copy([Wanted((layer, expert), slot, *place, wholes[layer, expert]) for expert, slot, place in places])
 
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue copies. Returns the event behind them; until then nothing comes into their slots of DRAM."""
         over = self.copies.copy(wanted)
-        self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
+        if not self._dram.still:
+            self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
         return over
 
     def placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[tuple[int, Mapping[str, torch.Tensor]]]]:
         """The slots of ``experts``, and they as kernels find them there."""
-        slots, views, buffers = self._cache.slots(layer, experts), self._views.of, self.copies.slots
-        return slots, [(e, views((layer, e), slot, buffers[slot])) for e, slot in zip(experts, slots, strict=True)]
+        slots = self._cache.slots(layer, experts)
+        return slots, self._views.each(layer, experts, slots, self.copies.slots)
 
     def arrive(self, slots: Sequence[int], here: int, pause: Callable[[], None]) -> Event | None:
         """Kernels issued from now on find what lies in ``slots``, or is on its way there. Returns the last event that they wait for; before
@@ -94,6 +97,3 @@ class CardSlots:
             self._device.compute_waits(arrival)
             late = arrival
         return late
-
-    def _whole(self, key: Key, slot: int) -> Wanted:
-        return Wanted(key, slot, *self._dram.place(*key), self.carried.whole(key))

@@ -36,7 +36,8 @@ class CarriedExperts:
         self._layouts, self._copies, self._dram, self._device = layouts, copies, dram, copies.device
         self._carrier = carrier
         self._segments: dict[tuple[Key, int], Sequence[Segment]] = {}
-        self._wholes: dict[Key, Pieces] = {}
+        self.wholes = {key: Pieces.of(layout.segments) for key, layout in layouts.items()}
+        """All of an expert."""
         self._orders: dict[Key, Order[Sequence[Extent]]] = {}
         self._begun: dict[int, Carried] = {}
         self._came: list[tuple[Key, Carried, Event]] = []
@@ -47,21 +48,12 @@ class CarriedExperts:
 
     def prepare(self) -> None:
         """Know all that may come, some 40 us and 2.3 kB an expert: a step would wait for it."""
-        for key in self._layouts:
-            self.whole(key)
         for key in self._layouts if not self._dram.still else ():
             if self._carrier is not None:
                 self._order_of(key)
             else:
                 for number in range(len(self._dram.parts(*key))):
                     self.segments_of(key, number)
-
-    def whole(self, key: Key) -> Pieces:
-        """All of an expert."""
-        found = self._wholes.get(key)
-        if found is None:
-            found = self._wholes[key] = Pieces.of(self._layouts[key].segments)
-        return found
 
     def segments_of(self, key: Key, number: int) -> Sequence[Segment]:
         """Of a part that the SSD brings."""

@@ -50,17 +50,14 @@ class CopiesAhead:
         """Experts whose router has not spoken."""
         self._wanted: Iterator[Key] | None = None
 
-    def stop(self) -> None:
-        """Nothing more is begun."""
-        self._wanted = None
-
     def close(self) -> None:
-        """Nor gone on with."""
+        """Nothing is begun any more, or gone on with."""
         self._wanted = None
         self._coming.clear()
 
     def finish(self, layer: int, hits: Sequence[int]) -> list[int]:
-        """The router of ``layer`` has spoken: queue what is left of its experts. Which of ``hits`` these are."""
+        """The router of ``layer`` has spoken: begin nothing more, and queue what is left of its experts. Which of ``hits`` these are."""
+        self._wanted = None
         begun = {key: self._coming.pop(key) for key in [*self._coming] if key[0] == layer} if self._coming else {}
         partly = [e for e in hits if (layer, e) in begun] if begun else []
         for expert in partly:

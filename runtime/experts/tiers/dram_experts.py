@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -28,6 +28,7 @@ from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.reading.reads_inbox import Inbox, Ticket
 from penstock.runtime.store.base import Extent, UnitLayout
 
+T = TypeVar("T")
 LOOK_UP_S = 0.004
 """How long a wait for the SSD goes on at a time: a link of 16 to 64 GB/s copies one or two chunks meanwhile."""
 
@@ -38,6 +39,18 @@ class Came(NamedTuple):
     expert: int
     parts: Sequence[int]
     over: bool
+
+
+class _Made(dict[int, T], Generic[T]):
+    """What ``make`` gives for a slot, made once."""
+
+    def __init__(self, make: Callable[[int], T]):
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, slot: int) -> T:
+        made = self[slot] = self._make(slot)
+        return made
 
 
 class DramExperts:
@@ -61,7 +74,7 @@ class DramExperts:
         self.stats = TierStats()
         self._deciding, self._judging = Deciding(self.stats), Judging(self.stats)
         self.slot_bytes = slot_bytes(layouts)
-        self._layouts, self._arena, self._base, self._pool = layouts, arena, base, pool
+        self._layouts, self._pool = layouts, pool
         self._cache = cache
         self._part_bytes, self._in_flight = part_bytes, in_flight
         self._lock = threading.RLock()
@@ -69,8 +82,8 @@ class DramExperts:
         """Of parts that were demanded; None where something else is to be looked at."""
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
-        self._buffers: dict[int, torch.Tensor] = {}
-        self._views: dict[int, memoryview] = {}
+        self._buffers = _Made(lambda slot: arena.slice(base + slot * self.slot_bytes, self.slot_bytes))
+        self._views = _Made(lambda slot: arena.view[base + slot * self.slot_bytes : base + (slot + 1) * self.slot_bytes])
         self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
@@ -85,13 +98,12 @@ class DramExperts:
         for are prepared, some 30 us each, and all slots, 7 us each: a step would wait for it."""
         under_way = []
         for free in range(self._cache.free):
-            self._buffer(free)
-            self._view(free)
+            self._buffers[free], self._views[free]
         for (layer, expert), layout in self._layouts.items():
             slot = self._cache.keep(layer, expert)
             if slot is not None:
                 under_way.append((Arrival(), layout.payload_bytes))
-                source.read(layout.extents, self._view(slot), under_way[-1][0], f"expert {layer}.{expert}")
+                source.read(layout.extents, self._views[slot], under_way[-1][0], f"expert {layer}.{expert}")
         if not self._cache.still:
             for key in self._layouts:
                 self._pool.expect(self.parts(*key), self.slot_bytes)
@@ -114,17 +126,18 @@ class DramExperts:
 
     def read_into(self, key: Key, slot: int, done: Callable[[BaseException | None], None]) -> None:
         """Start reading an expert into ``slot``, whatever lies there and is known of it: before anything is loaded, or after the end."""
-        self._pool.read(self._layouts[key].extents, self._view(slot), done, "expert {}.{}".format(*key))
+        self._pool.read(self._layouts[key].extents, self._views[slot], done, "expert {}.{}".format(*key))
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int], carrying: Carrying | None = None) -> tuple[list[int], list[int]]:
         """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
         be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next. ``carrying`` is
         asked for each of them before it is read."""
+        if self._cache.still:
+            self._raise_if_broken()
+            self.stats.visited(routing.prompt, len(wanted), 0)
+            return list(wanted), []
         with self._lock:
             self._raise_if_broken()
-            if self._cache.still:
-                self.stats.visited(routing.prompt, len(wanted), 0)
-                return list(wanted), []
             with self._deciding:
                 seen = self._cache.find(layer, wanted)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
@@ -192,13 +205,12 @@ class DramExperts:
         """(slot, its uint8 buffer) of an expert that is here or on its way."""
         slot = self._cache.slot(layer, expert)
         assert slot is not None, "it has one while it is here or on its way"
-        return slot, self._buffer(slot)
+        return slot, self._buffers[slot]
 
-    def _buffer(self, slot: int) -> torch.Tensor:
-        found = self._buffers.get(slot)
-        if found is None:
-            found = self._buffers[slot] = self._arena.slice(self._base + slot * self.slot_bytes, self.slot_bytes)
-        return found
+    def places(self, layer: int, experts: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
+        """:meth:`place` of each of ``experts``."""
+        buffers = self._buffers
+        return [(slot, buffers[slot]) for slot in self._cache.slots(layer, experts)]
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_parts` numbers."""
@@ -340,12 +352,12 @@ class DramExperts:
             return False
         self._left.pop(slot, _at_once)()
         fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
-        order = None if carrying is None else carrying(key, slot, self._buffer(slot))
+        order = None if carrying is None else carrying(key, slot, self._buffers[slot])
         if order is None:
             self._submit(fetch)
         else:
             fetch.submitted, fetch.under_way, fetch.left = len(fetch.parts), 1, 1
-            self._pool.bring(order, self._inbox, (fetch, 0), self._view(slot))
+            self._pool.bring(order, self._inbox, (fetch, 0), self._views[slot])
         return True
 
     def _submit(self, fetch: Fetch) -> None:
@@ -365,7 +377,7 @@ class DramExperts:
             dones = [partial(self._landed, fetch, number) for number in numbers]
         layer, expert = fetch.key
         parts = fetch.parts[numbers.start : numbers.stop]
-        self._pool.read_each(parts, self._view(fetch.slot), dones, f"expert {layer}.{expert}", urgent=fetch.demanded)
+        self._pool.read_each(parts, self._views[fetch.slot], dones, f"expert {layer}.{expert}", urgent=fetch.demanded)
 
     def _landed(self, fetch: Fetch, number: int, error: BaseException | None) -> None:
         """A part that was not demanded, on the reading thread."""
@@ -394,13 +406,6 @@ class DramExperts:
             del self._fetches[fetch.key]
         if fetch is None or not fetch.under_way:
             self._cache.give_back(slot)
-
-    def _view(self, slot: int) -> memoryview:
-        found = self._views.get(slot)
-        if found is None:
-            start = self._base + slot * self.slot_bytes
-            found = self._views[slot] = self._arena.view[start : start + self.slot_bytes]
-        return found
 
     def _raise_if_broken(self) -> None:
         if self._error is not None:

@@ -6,7 +6,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +29,14 @@ class Pieces(NamedTuple):
 
     segments: Sequence[Segment]
     words: array[int]
+    at: int
+    """Where the words lie."""
     nbytes: int
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Pieces:
-        return cls(segments, NativeCarrier.words(segments), sum([s.nbytes for s in segments]))
+        words = NativeCarrier.words(segments)
+        return cls(segments, words, words.buffer_info()[0], sum([s.nbytes for s in segments]))
 
 
 class Wanted(NamedTuple):
@@ -80,19 +82,19 @@ class ExpertCopies:
         """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
         they share: to record and to book one takes the host as long as a copy."""
         issued_s, nbytes, device, carrier = time.perf_counter(), 0, self.device, self._carrier
-        slots, moves = [one.slot for one in wanted], array("q")
+        slots, moves = [one.slot for one in wanted], list[int]()
         self.make_way(slots)
         for _, slot, _, source, pieces in wanted:
             if carrier is None or not device.in_one_piece(source):
                 device.copy_parts(self.slots[slot], source, pieces.segments)
             else:
-                moves.extend((pieces.words.buffer_info()[0], len(pieces.segments), self.begins[slot], source.data_ptr()))
+                moves += pieces.at, len(pieces.segments), self.begins[slot], source.data_ptr()
             nbytes += pieces.nbytes
         if carrier is None or not moves:
             over = device.copy_event()
         else:
             over, handle = device.event_ahead()
-            carrier.copy(moves, handle)
+            carrier.copy(array("q", moves), handle)
         self._arrived |= dict.fromkeys(slots, over)
         self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
         return over
@@ -137,7 +139,12 @@ class ExpertCopies:
     def queued_bytes(self) -> int:
         """What was queued last and is not over; never blocks. The driver is asked about these alone: copies wait here to be booked long
         after they are over."""
-        return sum([copy.nbytes for copy in takewhile(lambda copy: not self.device.done(copy.end), reversed(self._queued))])
+        nbytes = 0
+        for copy in reversed(self._queued):
+            if self.device.done(copy.end):
+                break
+            nbytes += copy.nbytes
+        return nbytes
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks. To book many at once takes the host a fraction of what it takes to book each with
