@@ -142,6 +142,8 @@ class IdleCard:
     def done(self, event: float) -> bool:
         return True
 
+    def note_done(self, event: float) -> None: ...
+
     def time_of(self, event: float) -> float:
         return event
 

@@ -276,6 +276,9 @@ class HostCopier:
     def done(self, event: float) -> bool:
         return True
 
+    def note_done(self, event: float) -> None:
+        pass
+
     def time_of(self, event: float) -> float:
         return event
 

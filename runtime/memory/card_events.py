@@ -31,6 +31,10 @@ class CardEvent:
         if not self._happened:
             self._driver.wait(stream)
 
+    def note_done(self) -> None:
+        """It has happened, as somebody knows without the driver."""
+        self._happened = True
+
     def wait(self) -> None:
         """Block the calling thread until it has happened."""
         if not self._happened:
@@ -65,6 +69,9 @@ class HostPoint:
         self._at_s = at_s
 
     def before(self, stream: Any) -> None:
+        """It has happened."""
+
+    def note_done(self) -> None:
         """It has happened."""
 
     def wait(self) -> None:

@@ -94,6 +94,9 @@ class CopyDevice(Protocol):
     def done(self, event: Event) -> bool:
         """Whether ``event`` has happened; never blocks."""
 
+    def note_done(self, event: Event) -> None:
+        """``event`` has happened, as whoever read back what was computed behind it knows: the driver need not be asked."""
+
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         """Page-locked ``host`` (uint8) as a tensor that kernels read over the link, without a copy."""
 
@@ -211,6 +214,9 @@ class CudaDevice:
 
     def done(self, event: CardEvent | HostPoint) -> bool:
         return event.done()
+
+    def note_done(self, event: CardEvent | HostPoint) -> None:
+        event.note_done()
 
     def time_of(self, event: CardEvent | HostPoint) -> float:
         return self._base_s + event.seconds_after(self._base)

@@ -90,6 +90,17 @@ def test_whoever_has_waited_or_asked_for_the_time_knows_that_it_happened() -> No
     assert card.asked() == ["elapsed"]
 
 
+def test_what_somebody_knows_to_have_happened_the_driver_is_asked_of_its_time_alone() -> None:
+    card = Card()
+    begin, end = card.events.record([250.0]), card.events.record([1750.0])
+    card.asked()
+    end.note_done()
+    end.before("compute")
+    end.wait()
+    assert end.done() and end.seconds_after(begin) == 1.5
+    assert card.asked() == ["elapsed"]
+
+
 def test_an_event_that_is_used_again_knows_nothing_of_its_earlier_point() -> None:
     card = Card()
     event = card.events.record([100.0])

@@ -77,6 +77,8 @@ class ExpertCopies:
         self._arrived: dict[int, Event] = {}
         self._used: set[int] = set()
         """Slots that kernels read which may not be over."""
+        self._awaited: list[Event] = []
+        """Copies for which kernels wait that may not be over."""
 
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
@@ -110,10 +112,11 @@ class ExpertCopies:
         self._arrived |= dict.fromkeys(slots, over)
 
     def book(self, key: Key, order: Order[Any], events: Sequence[Event]) -> None:
-        """The copies of ``order``, an expert, are to be booked when they are over."""
+        """The copies of ``order``, an expert that kernels wait for, are to be booked when they are over."""
         unit = _Together((key,))
         for _, begun_ns, over, nbytes in sorted(zip(order.numbers, order.begun_ns, events, order.nbytes, strict=True), key=_first):
             self._queued.append(Queued(begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
+        self._awaited += events
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""
@@ -122,7 +125,9 @@ class ExpertCopies:
     def arrivals(self, slots: Sequence[int]) -> Sequence[Event]:
         """Behind the last copies into ``slots``, for what computes with them next; nothing of those that have been waited for before."""
         arrived = self._arrived
-        return [*dict.fromkeys([arrived.pop(slot) for slot in slots if slot in arrived])]
+        found = [*dict.fromkeys([arrived.pop(slot) for slot in slots if slot in arrived])]
+        self._awaited += found
+        return found
 
     def arriving(self, slot: int) -> Event | None:
         """Behind the last copy into ``slot``; None where it has been waited for before."""
@@ -133,8 +138,12 @@ class ExpertCopies:
         self._used.update(slots)
 
     def computed(self) -> None:
-        """All kernels that were issued are over."""
+        """All kernels that were issued are over, and so are the copies that they waited for. The driver would take longer to say so: it is
+        asked of each copy before its slot in DRAM is written, its time is booked, or the CPU is asked to help."""
         self._used.clear()
+        for event in self._awaited:
+            self.device.note_done(event)
+        self._awaited.clear()
 
     def queued_bytes(self) -> int:
         """What was queued last and is not over; never blocks. The driver is asked about these alone: copies wait here to be booked long

@@ -155,6 +155,41 @@ def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict) -> Non
             check(1, *one)
 
 
+def test_the_driver_is_not_asked_of_copies_that_a_router_came_behind(layouts: dict) -> None:
+    """Neither before their slots of DRAM are written, nor to book them: what the router's choice was computed from waited for them."""
+    device, cache = CarryingDevice(), cache_of(LEAST, 0)
+    noted, asked = list[FakeEvent](), list[FakeEvent]()
+    with dram_tier(layouts, LEAST, 0, cache, True, ahead=0) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        device.finish("copies")
+        card.settle()
+        note, done, waits = device.note_done, device.done, device.host_waits
+
+        def noting(event: FakeEvent) -> None:
+            noted.append(event)
+            note(event)
+
+        def asking(event: FakeEvent) -> bool:
+            asked.append(event)
+            return done(event)
+
+        def waiting(event: FakeEvent) -> None:
+            asked.append(event)
+            waits(event)
+
+        device.note_done, device.done, device.host_waits = noting, asking, waiting  # type: ignore[method-assign]
+        for visit in range(8):
+            layer = LAYERS[visit % len(LAYERS)]
+            list(arrivals(card, layer, missing(card, layer, 2), together=True))
+            card.catch_up()
+            device.launch(lambda: None)  # the next router
+            device.finish("compute")
+        card._copies.computed()
+        card.settle()
+        assert len(asked) > 16 and all(any(event is one for one in noted) for event in asked)
+
+
 def test_nothing_is_copied_behind_the_cards_end(layouts: dict) -> None:
     """Memory of the card may be somebody else's then: what is read still lands in DRAM."""
     device, cache = CarryingDevice(), cache_of(LEAST, 0)
