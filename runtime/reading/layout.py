@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,8 +12,9 @@ from penstock.planner.common.measures import ALIGN, align_down, align_up
 
 PARAMETER_ALIGN = 256
 """Alignment in bytes of a parameter that the store may place freely: what CUDA's allocator gives and its kernels like best."""
-MOST_RUNS = 3
-"""Runs of a file that a unit is read from straight into its buffer, the smaller others apart: each is padded to pages of its own."""
+MOST_RUNS = 2
+"""Runs of a file that a unit is read from straight into its buffer, the smaller others apart: each is padded to pages of its own, and is a
+copy of its own to a card."""
 SMALL_PART = 16
 """A run is small that is less than one part in so many of its unit."""
 READ_ALONG_BYTES = 64 * 1024
@@ -90,7 +91,8 @@ def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source])
 
     A parameter that is one run of a file keeps its alignment, beside its neighbours in the file. A parameter of several pieces is laid
     where most of its bytes keep their alignment. Then only the 4096-byte pages at a piece's edges are copied; the rest is read straight
-    into the buffer. Beyond ``MOST_RUNS`` the small runs lie behind one another, and are copied.
+    into the buffer. Beyond ``MOST_RUNS`` the small runs lie behind one another, and are copied. They lie behind the last large one as in
+    VRAM, whose parameters are 256-byte aligned, so that they are copied to a card together; if their types can be read at such places.
     """
     parameters = list(parameters)
     total = sum(p.nbytes for p in parameters)
@@ -119,11 +121,17 @@ def lay_in_place(parameters: Iterable[Parameter], sources: Mapping[str, Source])
     for p in assembled:
         offsets[p.name] = end + (_place_in_page(p, sources) - end) % ALIGN
         end = offsets[p.name] + p.nbytes
-    for p in (p for cluster in packed for _, _, p in cluster):
-        offsets[p.name] = align_up(end, PARAMETER_ALIGN)
+    small, begin = [p for cluster in packed for _, _, p in cluster], 0
+    if small and not assembled:
+        last = next(cluster for cluster in reversed(clusters) if cluster not in packed)
+        at = offsets[last[-1][2].name]
+        if all(at % p.dtype.itemsize == 0 for p in small):
+            extents[-1] = replace(extents[-1], owns_pages=False)
+            begin, end = at, extents[-1].dest + extents[-1].nbytes
+    for p in small:
+        offsets[p.name] = begin + align_up(end - begin, PARAMETER_ALIGN)
         end = offsets[p.name] + p.nbytes
-        assembled.append(p)
-    extents += _staged(((p, offsets[p.name]) for p in assembled), sources)
+    extents += _staged(((p, offsets[p.name]) for p in (*assembled, *small)), sources)
     return _layout(parameters, offsets, extents, end)
 
 

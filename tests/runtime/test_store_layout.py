@@ -7,7 +7,18 @@ from pathlib import Path
 import torch
 
 from penstock.planner.common.measures import ALIGN
-from penstock.runtime.reading.layout import READ_ALONG_BYTES, Extent, Parameter, Piece, Source, UnitLayout, lay_in_place, lay_packed
+from penstock.runtime.moving.device_layout import alike
+from penstock.runtime.reading.layout import (
+    PARAMETER_ALIGN,
+    READ_ALONG_BYTES,
+    Extent,
+    Parameter,
+    Piece,
+    Source,
+    UnitLayout,
+    lay_in_place,
+    lay_packed,
+)
 
 FILE, OTHER = Path("a"), Path("b")
 
@@ -51,14 +62,25 @@ def test_far_apart_and_other_files_are_extents_of_their_own_on_pages_of_their_ow
     assert_bytes_lie_right(layout, parameters, sources)
 
 
-def test_small_runs_beyond_the_largest_three_lie_behind_one_another() -> None:
-    """As one expert of six stacks: each run on pages of its own would take more than plans count."""
+def test_small_runs_beyond_the_largest_two_lie_behind_the_last_large_one_as_in_vram() -> None:
+    """As one expert of six stacks: each run on pages of its own would take more than plans count, and a copy more."""
     sizes = {"a": 30000, "b": 16000, "c": 2000, "d": 1002, "e": 40, "f": 22}
     sources = {name: Source(FILE, 40 + 3 * READ_ALONG_BYTES * i) for i, name in enumerate(sizes)}
     parameters = [whole(name, nbytes) for name, nbytes in sizes.items()]
     layout = lay_in_place(parameters, sources)
-    assert sorted(e.nbytes for e in layout.extents if e.owns_pages) == [2000, 16000, 30000]
-    assert layout.nbytes <= sum(sizes.values()) + 3 * 2 * ALIGN
+    assert [(e.nbytes, e.owns_pages) for e in layout.extents[:2]] == [(30000, True), (16000, False)]
+    assert all(e.dest % ALIGN == e.offset % ALIGN for e in layout.extents[:2])
+    assert layout.nbytes <= sum(sizes.values()) + 2 * 2 * ALIGN
+    assert [segment.src for segment in next(alike([layout])).segments] == [e.dest for e in layout.extents[:2]]
+    assert_bytes_lie_right(layout, parameters, sources)
+
+
+def test_small_runs_have_a_place_of_their_own_where_the_last_large_one_lies_oddly() -> None:
+    sources = {name: Source(FILE, 40 + 3 * READ_ALONG_BYTES * i + (name == "b")) for i, name in enumerate("abc")}
+    parameters = [Parameter(n, (k,), torch.uint8, k, (Piece(n, 0, k, 0),)) for n, k in (("a", 30000), ("b", 16000))] + [whole("c", 200)]
+    layout = lay_in_place(parameters, sources)
+    assert [e.owns_pages for e in layout.extents] == [True, True, False]
+    assert layout.tensors[2].offset % PARAMETER_ALIGN == 0 and layout.tensors[1].offset % 2 == 1
     assert_bytes_lie_right(layout, parameters, sources)
 
 
