@@ -74,6 +74,8 @@ class ExpertCopies:
         self.device = device
         self._booking = Booking(device, ledger, EXPERTS)
         self._queued: deque[Queued] = deque()
+        self._copied_s = 0.0
+        """When the caller's latest copies had been queued, by the host's clock."""
         self._arrived: dict[int, Event] = {}
         self._used: set[int] = set()
         """Slots that kernels read which may not be over."""
@@ -98,6 +100,7 @@ class ExpertCopies:
             over, handle = device.event_ahead()
             carrier.copy(array("q", moves), handle)
         self._arrived |= dict.fromkeys(slots, over)
+        self._copied_s = time.perf_counter()
         self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
         return over
 
@@ -107,8 +110,13 @@ class ExpertCopies:
             self.device.copy_waits(self.device.compute_event())
             self._used.clear()
 
-    def carried(self, slots: Sequence[int], over: Event) -> None:
-        """The threads that read experts have queued their copies into ``slots``, all before ``over``."""
+    def carried(self, slots: Sequence[int], over: Event, begun_s: float) -> None:
+        """The threads that read experts have queued their copies into ``slots``, all before ``over``, the last of them from ``begun_s`` of
+        the host's clock on. Kernels that are issued next wait for them; where the caller's own copies were queued before that one, they
+        wait for it alone, since the driver takes the host 20 us a wait on some hosts."""
+        if self._copied_s < begun_s:
+            self._awaited += self._arrived.values()
+            slots = (*self._arrived, *slots)
         self._arrived |= dict.fromkeys(slots, over)
 
     def book(self, key: Key, order: Order[Any], events: Sequence[Event]) -> None:

@@ -155,6 +155,31 @@ def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict) -> Non
             check(1, *one)
 
 
+def test_kernels_wait_once_for_what_the_host_copied_and_what_readers_carried_behind_it(layouts: dict) -> None:
+    device, cache = CarryingDevice(), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST + len(LAYERS), 0, cache, True, ahead=0) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        device.finish("copies")
+        near = next(e for e in range(COUNT) if below.here(1, e) and cache.slot(1, e) is None)
+        (far,) = missing(card, 1).experts
+        waits, wait = list[FakeEvent](), device.compute_waits
+
+        def waiting(event: FakeEvent) -> None:
+            waits.append(event)
+            wait(event)
+
+        device.compute_waits = waiting  # type: ignore[method-assign]
+        held = Held(below._pool, below.parts(1, far)[0][0].file)  # type: ignore[arg-type]
+        group = next(iter(card.groups(1, Routing(np.array([[near, far]]), prompt=False))))
+        held.go.set()
+        group.come()
+        assert len(waits) == 1
+        device.finish("compute")
+        for one in group.arrived:
+            check(1, *one)
+
+
 def test_the_driver_is_not_asked_of_copies_that_a_router_came_behind(layouts: dict) -> None:
     """Neither before their slots of DRAM are written, nor to book them: what the router's choice was computed from waited for them."""
     device, cache = CarryingDevice(), cache_of(LEAST, 0)
