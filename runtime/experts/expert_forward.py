@@ -197,7 +197,7 @@ class LayerExperts:
 
     def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing, recorded: Recorded | None) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
-        place = {expert: k for k, expert in enumerate(routing.chosen[0].tolist())}
+        place = {expert: k for k, expert in enumerate(routing.experts)}
         rows: list[torch.Tensor] = [hidden] * len(place)
         whole = done = None
         for arrived, others, made, come in self._source.groups(self.layer, routing):
