@@ -26,6 +26,7 @@ from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native import readers_library
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.reader import ReadPool
+from penstock.runtime.reading.reads_inbox import Ticket
 from penstock.runtime.store.scales import Scale
 from tests.cli import HANGS_S
 from tests.runtime.test_native_readers import SIZE, Held, buffer, content, handed_back, no_waiting
@@ -185,6 +186,25 @@ def test_scales_are_looked_at_when_they_first_come(tmp_path: Path, bad: int | No
             assert asked.heard() == [("all", None)], "is looked at once"
         else:
             assert "holds scales that are no numbers" in str(error) and asked.order.numbers[bad] == 0
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_came_before_by_another_way_is_not_looked_at_again(tmp_path: Path, apart: bool) -> None:
+    """All parts of an order, or one of them."""
+    path = tmp_path / "scales"
+    path.write_bytes(b"\x3c" * 2 * ALIGN)
+    scale = Scale("scales", TensorEntry(path, 0, 2 * ALIGN, "U8", (1, 1)), True, torch.float16, 0, (0,))
+    with orders([(Extent(path, i * ALIGN, ALIGN, 5 * i * ALIGN),) for i in range(2)], scales=[scale]) as (asked, _):
+        parts = asked.parts[: 1 if apart else 2]
+        asked.reads.read_each(parts, asked.into, [Ticket(asked.inbox, "part") for _ in parts])
+        came: Heard = []
+        while len(came) < len(parts):
+            came += asked.inbox.take(HANGS_S)
+        assert came == [("part", None)] * len(parts)
+        path.write_bytes(b"\xff" * 2 * ALIGN)
+        asked.bring()
+        ((_, error),) = asked.heard()
+        assert (error is not None) == apart and list(asked.order.looked) == [0, int(apart)]
 
 
 def test_blocks_bear_their_orders_name_however_late_they_are_booked(content: tuple[Path, bytes]) -> None:

@@ -85,12 +85,13 @@ class CarriedExperts:
     def all_came(self, layer: int, came: Mapping[int, Carried]) -> None:
         """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all. Call
         :meth:`settle` before their slots in DRAM are given back."""
-        last, begun_ns, over = 0, 0, next(iter(came.values())).events[0]
-        for _, _, order, events in came.values():
-            for number, one_ns, event in zip(order.numbers, order.begun_ns, events, strict=True):
+        latest, part, last = next(iter(came.values())), 0, 0
+        for carried in came.values():
+            for at, number in enumerate(carried.order.numbers):
                 if number > last:
-                    last, begun_ns, over = number, one_ns, event
-        self._copies.carried([carried.slot for carried in came.values()], over, begun_ns * 1e-9)
+                    latest, part, last = carried, at, number
+        over = latest.events[part]
+        self._copies.carried([carried.slot for carried in came.values()], over, latest.order.begun_ns[part] * 1e-9)
         self._came += [((layer, expert), carried, over) for expert, carried in came.items()]
 
     def settle(self) -> None:
