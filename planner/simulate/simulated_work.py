@@ -11,10 +11,18 @@ from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
-from penstock.planner.contract.prices.launches import copied_issue_s, pieces_issue_s
+from penstock.planner.contract.prices.launches import copied_issue_s, pieces_issue_s, step_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.stages import lookup_s, prefill_compute_s, prefill_passes, recorded_s, step_compute_s, table_is_far
+from penstock.planner.contract.prices.stages import (
+    layers_beside_s,
+    lookup_s,
+    prefill_compute_s,
+    prefill_passes,
+    recorded_s,
+    step_compute_s,
+    table_is_far,
+)
 from penstock.planner.contract.speculation.drafting import counted_tokens
 from penstock.planner.simulate.lanes.lanes import ns
 from penstock.planner.simulate.unit_shares import UnitShares
@@ -102,13 +110,14 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: int = 0) ->
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2 / each
         seconds = recorded_s(plan.hardware, stay, context, rows)
-        device_s = seconds - pieces_issue_s(plan.hardware, stay, rows) if recorded else 0.0
+        beside_s, step_s = (layers_beside_s(plan.hardware, stay, rows), step_issue_s(plan.hardware, stay)) if recorded else (0.0, 0.0)
+        seconds, device_s = seconds - step_s, seconds - step_s - pieces_issue_s(plan.hardware, stay, rows)
         if not recorded:
             seconds, device_s = (step_compute_s(h, stay, context, rows, k) for h, k in machines)
-        before_s = (lookup_s(plan.hardware, model, rows, 1) if far else 0.0) + drafts.before_s
+        before_s = (lookup_s(plan.hardware, model, rows, 1) if far else 0.0) + drafts.before_s + step_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
-        cut = stepping.cut(max(0.0, device_s - spared_s), issued_s, context, rows, attended, recorded)
+        cut = stepping.cut(max(0.0, device_s - beside_s - spared_s), issued_s, context, rows, attended, recorded, beside_s=beside_s)
         kv_read, count = (first + last) / 2 - 0.5, round((last - work.prompt_tokens) / drafts.kept) - done
         if called_s and recorded:
             cut = cut.not_hidden

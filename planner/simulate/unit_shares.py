@@ -55,10 +55,12 @@ class UnitShares:
         attended: frozenset[int] = frozenset(),
         recorded: bool = False,
         prompt: bool = False,
+        beside_s: float = 0.0,
     ) -> Cut:
         """The pass has ``tokens`` tokens over all sequences. Each of them attends to ``context`` others on average, in layers ``attended``
         elsewhere. ``issued_s``: what issuing takes longer than the device's ``device_s``. What is ``recorded`` is launched with the next
-        layer's experts. ``prompt``: whether the tokens are a prompt's."""
+        layer's experts. ``prompt``: whether the tokens are a prompt's. ``beside_s``: of all layers, the same in each, what the device takes
+        besides; it is no expert's."""
         experts = self._plan.model.experts
         routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
         in_turn = prompt and self._plan.hardware.gpu is None
@@ -73,7 +75,9 @@ class UnitShares:
         serving = OPERATIONS.serving(tokens, self._grouped(tokens)) if routed > len(self._plan.model.moe) else 0
         issues = sum(issue) + routed * touched * issue_each + (routed - len(self._plan.model.moe)) * serving
         by_issue = issued_s / issues if issues else 0.0
-        unit_ns = tuple(ns(by_work * w + by_issue * i) for w, i in zip(work, issue, strict=True))
+        attending = [unit.kind == "attn" for unit in self._units]
+        beside = [beside_s / sum(attending) if attends else 0.0 for attends in attending]
+        unit_ns = tuple(ns(by_work * w + by_issue * i + b) for w, i, b in zip(work, issue, beside, strict=True))
         each_ns, issued_ns = ns(by_work * work_each + by_issue * issue_each), (*(ns(by_issue * i) for i in issue),)
         return Cut(unit_ns, issued_ns, each_ns, ns(by_issue * issue_each), by_work * work_row * NS, ns(by_issue * serving))
 

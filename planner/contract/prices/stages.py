@@ -172,10 +172,15 @@ def recorded_s(hardware: HardwareProfile, model: ModelSpec, context: float, batc
     gpu = hardware.gpu
     if gpu is None or not gpu.layer_kernels_s:
         return math.inf
-    device_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch, gpu.layer_kernels_s)
-    if model.experts is not None:  # copying them together reads and writes each once
-        device_s += len(model.experts.layers) * 2 * staged_bytes(model, batch) / hardware.weight_gbps / GB
-    return device_s + pieces_issue_s(hardware, model, batch) + step_issue_s(hardware, model)
+    read_s = step_compute_s(replace(hardware, layer_launch_s=0.0), model, context, batch)
+    return read_s + layers_beside_s(hardware, model, batch) + pieces_issue_s(hardware, model, batch) + step_issue_s(hardware, model)
+
+
+def layers_beside_s(hardware: HardwareProfile, model: ModelSpec, batch: int) -> float:
+    """Of a recorded step what its layers take beside products and launches, each as much: kernels, and experts that are copied to one
+    place, which reads and writes each once."""
+    staged_s = 0.0 if model.experts is None else len(model.experts.layers) * 2 * staged_bytes(model, batch) / hardware.weight_gbps / GB
+    return staged_s + (model.layers * hardware.gpu.layer_kernels_s if hardware.gpu else 0.0)
 
 
 def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, batch: int, kernels_s: float = 0.0) -> float:
