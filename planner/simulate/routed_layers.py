@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, SSD
+from penstock.planner.contract.decided.recording import come_together
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.simulate.lanes.events import Record
@@ -52,21 +53,22 @@ class RoutedLayers:
             yield from self.sharing.gather(layer)
 
     def route(self, each: Pass, layer: int) -> Iterator[Wait]:
-        """The experts of ``layer`` that are here, each as soon as it is there."""
+        """The experts of ``layer`` that are here, each as soon as it is there, or all behind the last."""
         experts, lanes = self.experts, self._lanes
         waits_for = EXPERTS if experts.card else SSD
         tokens = max(1, round(each.kv_new))
         routing = self._routers.next(self._places[layer], self.sequences, tokens, each.prefill)
         rows = Counter(routing.chosen.ravel().tolist())
         experts.visit(layer, routing, each.called_ns)
+        ready = experts.ready_together if come_together(experts.card is not None, self.sequences * tokens) else experts.ready
         self._issued_ns = 0
         while experts.waiting:
             since = lanes.now
-            yield Wait(lambda: experts.copied_only() or experts.ready() is not None, f"experts of layer {layer}")
+            yield Wait(lambda: experts.copied_only() or ready() is not None, f"experts of layer {layer}")
             copied_since = lanes.now
-            yield Wait(lambda: experts.ready() is not None, f"experts of layer {layer}")
+            yield Wait(lambda: ready() is not None, f"experts of layer {layer}")
             self._issued_ns += lanes.now - copied_since
-            expert = experts.ready()
+            expert = ready()
             assert expert is not None, "it was waited for"
             name, length_ns = f"expert.{layer}.{expert}", each.expert_ns + round(each.row_ns * rows[expert])
             on_cpu = experts.is_computed(expert)

@@ -174,9 +174,8 @@ class TestTime:
         missed = 8 * visit(m.experts, 1).missed(kept_in_all(m.experts, made.experts.vram_slots) / 8)
         compute_s = decode_compute_s(hardware, m, work(), 1)
         issued_s = (issue_s(hardware, m, 1) - weight_read_s(hardware, m, 1)) / 8
-        hidden_s = m.experts.expert_bytes / GB / hardware.gpu.memory_gbps + issued_s
         odds = missed / 16
-        waited_s = 2 * odds * (1 - odds) * max(0.0, copy_s - hidden_s) + odds**2 * (2 * copy_s - hidden_s)
+        waited_s = 2 * odds * (1 - odds) * max(0.0, copy_s - issued_s) + odds**2 * (2 * copy_s - issued_s)
         assert predicted.decode_stages["card"] == pytest.approx(compute_s) and issued_s > 0
         assert predicted.decode_stages["h2d"] == pytest.approx(missed * copy_s)
         assert predicted.decode_s_per_token == pytest.approx(compute_s + 8 * waited_s, rel=0.01) and waited_s > 0

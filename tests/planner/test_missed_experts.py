@@ -8,14 +8,19 @@ from statistics import fmean
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.contract.decided.decisions import MissedExperts
+from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import search
 from tests.planner.small import GB, MB, machine, model, work
 
@@ -26,6 +31,32 @@ def with_host(gbps: float, **changed: object) -> HardwareProfile:
     """A card of 600 MB, and a CPU that multiplies at ``gbps``."""
     host = HostRates(2, {"BF16": Curve(((1, gbps), (8, gbps)))}, 2e-5, 1.0, 1.0)
     return machine(vram=600 * MB, dram=4 * GB, host=host, **changed)
+
+
+@pytest.mark.parametrize(("rows", "together"), [(1, True), (4, False)])
+def test_a_card_computes_one_tokens_experts_behind_the_last_and_those_of_several_rows_as_they_come(rows: int, together: bool) -> None:
+    hardware, work_ = machine(vram=600 * MB, dram=4 * GB), work(batch=rows, requests=rows, new_tokens=12)
+    made = search(hardware, MIXTRAL, work_, Force(expert_policy=ExpertPolicyName.lru)).decisions
+    plan = Plan(hardware, MIXTRAL, work_, made, predict(hardware, MIXTRAL, work_, made))
+    record = Simulation(plan, Options(keep_spans=True)).run().record
+    decoding_s = sum(record.prefill_ns) / 1e9
+    spans = [span for span in record.spans if span.name.startswith("expert.") and not span.waits_for and span.start >= decoding_s]
+    computed, copied = ([span for span in spans if span.track == track] for track in (COMPUTE, EXPERTS))
+    pairs = [(one, other) for one in computed for other in copied if one.name.split(".")[1] == other.name.split(".")[1]]
+    beside = [one for one, other in pairs if one.start < other.end - 1e-9 and other.start < one.end - 1e-9]
+    assert copied and len(computed) >= len(copied) and bool(beside) is not together
+
+
+def test_an_expert_that_the_cpu_computes_spares_the_card_what_plans_say() -> None:
+    """Kernels beside products, and what a step's launch takes, are no expert's."""
+    hardware = with_host(60.0, layer_launch_s=1e-4)
+    assert hardware.gpu is not None
+    hardware = replace(hardware, vram_bytes=800 * MB, gpu=replace(hardware.gpu, layer_kernels_s=6e-5))
+    made = search(hardware, MIXTRAL, work(), Force(resident_attn=8, resident_ffn=8, resident_head=2)).decisions
+    plan = Plan(hardware, MIXTRAL, work(), made, predict(hardware, MIXTRAL, work(), made))
+    step = next(found.each for found in passes_of(plan, tuple(unit for unit, _ in plan.placement.units), 1) if not found.each.prefill)
+    assert is_recorded(hardware, plan.placement, made.kv)
+    assert step.expert_ns / 1e9 == pytest.approx(expert_step_s(hardware, MIXTRAL, 1), rel=0.02)
 
 
 def test_the_cpu_takes_a_share_where_that_is_faster() -> None:

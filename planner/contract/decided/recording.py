@@ -45,6 +45,12 @@ def are_tabled(model: ModelSpec, tokens: int) -> bool:
     return tokens == 1 and (_found_where_they_lie(model) or staged_bytes(model, tokens) > 0)
 
 
+def come_together(gpu: bool, tokens: int) -> bool:
+    """Whether a layer computes with all experts of a pass over ``tokens`` tokens behind the last of them: with those of one token a card
+    does. Else each is computed with as it comes."""
+    return gpu and tokens == 1
+
+
 def _found_where_they_lie(model: ModelSpec) -> bool:
     return all(unit.format.grouped or unit.format.name in FORMATS for unit in model.of_kind(UnitKind.expert))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.recording import come_together
 from penstock.planner.contract.experts.expert_misses import Misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.shared_visits import SharedVisits
@@ -31,19 +32,20 @@ PAUSE_AT = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 class Routed:
     """The part of a decode step that cannot overlap, because only a layer's router says which experts the layer needs.
 
-    A visit of u experts that finds k of them in DRAM alone waits for their copies, each f seconds, while it computes with the others and
-    the host launches what comes up to the next router, in seconds:
+    A visit of u experts that finds k of them in DRAM alone waits for their copies, each f seconds, while the host launches what comes up
+    to the next router, in seconds:
 
-        step = compute + sum over layers of E[max(0, k * f - (u - 1) * expert_compute - launches)]
+        step = compute + sum over layers of E[max(0, k * f - launches)]
 
     with k of Binomial(u, m / u), where m are missing on average (``penstock.planner.contract.experts.visit_waits``): by lines that touch
     it. Where few slots let them through, it waits as a prompt does whose slots are full (``LateExperts``), if that is longer. Where kernels
     are recorded, each copy takes ``called_s`` more. What is read from the SSD takes instead, for each of r reads,
 
-        r * (fetch - (expert_compute * (u - 1) + launches) / u)
+        r * (fetch - launches / u)
 
-    * **Rows.** Of several rows each expert is computed as it comes. A visit waits for its reads, less all that it computes meanwhile, which
-      is at least each of
+    * **Rows.** A card computes one token's experts together behind the last of them. Of several rows each is computed as it comes, so
+      (u - 1) * expert_compute goes on besides, as it does without a card. A visit waits for its reads, less all that it computes
+      meanwhile, which is at least each of
 
           reads * max(0, fetch - (u - 1) * expert_compute)
           reads * fetch - (u - 1) * expert_compute
@@ -89,6 +91,8 @@ class Routed:
     """Of this rank's, those that route."""
     beside_s: float = 0.0
     """Of a visit, what goes on while its experts are copied."""
+    beside_each_s: float = 0.0
+    """Of that, what is one expert's."""
     slots: int = 0
     """Through which missed experts pass."""
     expert_s: float = 0.0
@@ -129,12 +133,14 @@ class Routed:
             foreseen **= max(1.0, len(model.experts.layers) / max(missed, 1.0))
         alone, named = (1 - one.spread) * (1 - foreseen), (1 - one.spread) * foreseen
         expert_s = unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
-        computed_s = alone * (u - 1) / u * expert_s
+        beside_each_s = 0.0 if come_together(hardware.gpu is not None, batch) else expert_s
+        computed_s = alone * (u - 1) / u * beside_each_s
         issued_s = called_s = called_each_s = exposed = copies_s = beside_s = launched_s = others_s = 0.0
         if hardware.gpu:
             meanwhile_s = launched_meanwhile_s(hardware, model, batch) / len(model.experts.layers)
-            issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * expert_s + meanwhile_s
+            issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * beside_each_s + meanwhile_s
             each_s = expert_launches(hardware, model, batch) * meanwhile_s
+            beside_each_s += each_s
             launched_s, others_s = expert_step_s(hardware, model, batch), meanwhile_s - u * each_s
             called_each_s = copied_issue_s(hardware, model, batch)
             called_s = alone * called_each_s
@@ -153,6 +159,7 @@ class Routed:
             1 - foreseen if hardware.gpu else alone,
             len(model.experts.layers),
             beside_s,
+            beside_each_s,
             fewest_slots(model.experts),
             launched_s,
             others_s,
@@ -203,7 +210,7 @@ class Routed:
         taken = visits.taken[missed]
         copies, copy_s = missed - taken, copy_s * self.link_alone
         wait_s = max(visits.host_ends[missed], visits.link_ends[missed] * self.link_alone + copies * self.called_each_s)
-        beside_s = self.beside_s - taken * self.expert_s
+        beside_s = self.beside_s - taken * self.beside_each_s
         full_s = (copies - ahead - self.slots) * copy_s - (copies - ahead - 2) * self.expert_s - self.others_s
         return max(0.0, wait_s - beside_s, full_s if self.expert_s < copy_s else 0.0)
 

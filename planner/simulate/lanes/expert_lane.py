@@ -150,6 +150,19 @@ class SimulatedExperts:
         here = (e for e in given if self.nearest.here((layer, e)))
         return next(chain(here, (e for e in self.waiting if self._on_cpu.get(e, False))), None)
 
+    def ready_together(self) -> int | None:
+        """The same once all of the visit's experts are there; before that only where some wait for slots that others have."""
+        layer, _ = self._visited
+        there = all(self._on_cpu[e] if e in self._on_cpu else self.nearest.here((layer, e)) for e in self.waiting)
+        return self.ready() if there or self._wait_for_slots() else None
+
+    def _wait_for_slots(self) -> bool:
+        """Whether nothing of the visit is on its way to the card, though something is still to come."""
+        layer, card = self._visited[0], self.card
+        if card is None or not self._near or self._calling or card.cache.free:
+            return False
+        return not any((layer, expert) in card.coming for expert in self.waiting)
+
     def copied_only(self) -> bool:
         """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
         return self.card is not None and not self._far and not self._todo
