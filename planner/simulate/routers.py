@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 import numpy as np
 
+from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.expert_cache import Routing
-from penstock.planner.contract.experts.policies import AheadScores
+from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import Experts
+from penstock.planner.contract.plan.plan import Plan
 
 
 class Routers(Protocol):
@@ -20,31 +24,36 @@ class Routers(Protocol):
 
 
 class DrawnRouters:
-    """Draws experts by recency. A token takes experts at drawn depths in the order of their last use, of which the n latest hold the
-    share ``Experts.hit_rates[n]``. Prompts are drawn evenly.
+    """Draws experts that a policy keeps as the plan expects. A token takes experts at drawn depths in the order in which slots keep them:
+    n slots, in which all that is missed comes, have the first n, and find the share ``Experts.hit_rates[n]``. Under LRU that is the order
+    of their last use. Prompts are drawn evenly.
 
-    A depth's chance is ``top_k`` times what its slot finds more. Depths in drawn order are as long on a line as their chances, and those
+    After a visit n slots keep the n most worthy of those that they held and those just used (``penstock.planner.replay.stack``). A depth's
+    chance is ``top_k`` times what its slot finds more. Depths in drawn order are as long on a line as their chances, and those
     at u, u + 1, u + 2 ... are taken, for a u drawn in [0, 1): each by its own chance, none twice (systematic sampling, Madow 1949).
     """
 
-    def __init__(self, experts: Experts, seed: int = 0):
+    def __init__(self, experts: Experts, policy: ExpertPolicyName, seed: int = 0):
+        self._policy = make_expert_policy(policy, len(experts.layers), experts.count, experts.top_k)
         self._draw, self._top_k = np.random.default_rng(seed), experts.top_k
         gains = np.maximum(np.diff(np.asarray(experts.hit_rates)), 0.0)
         self._chances = gains * (self._top_k / gains.sum())
-        self._latest = [list(self._draw.permutation(experts.count)) for _ in experts.layers]
+        self._order = [self._draw.permutation(experts.count).tolist() for _ in experts.layers]
+        """Of each MoE layer, as slots keep them."""
 
     def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing:
-        latest, count = self._latest[place], len(self._chances)
-        rows = sequences * tokens
+        order, rows = self._order[place], sequences * tokens
         if prompt:
-            return Routing(np.argsort(self._draw.random((rows, count)), axis=1)[:, : self._top_k], tokens > 1)
-        chosen = np.empty((rows, self._top_k), np.intp)
-        for row in range(rows):
-            chosen[row] = [latest[depth] for depth in self._depths()]
-        for expert in [*dict.fromkeys(chosen.ravel().tolist())][::-1]:  # the first was used last, as LRU has it
-            latest.remove(expert)
-            latest.insert(0, expert)
-        return Routing(chosen, False)
+            chosen = np.argsort(self._draw.random((rows, len(order))), axis=1)[:, : self._top_k]
+        else:
+            chosen = np.array([[order[depth] for depth in self._depths()] for _ in range(rows)], np.intp)
+        routing = Routing(chosen, prompt and tokens > 1)
+        if routing.prompt:
+            self._policy.study(place, chosen)
+        else:
+            self._policy.observe(place, routing.experts)
+        self._order[place] = _kept_behind(order, routing.experts, self._policy.worth(place).tolist())
+        return routing
 
     def _depths(self) -> np.ndarray:
         """[top_k], all different."""
@@ -52,6 +61,26 @@ class DrawnRouters:
         ends = np.cumsum(self._chances[order])
         at = np.searchsorted(ends, self._draw.random() + np.arange(self._top_k), side="right")
         return self._draw.permutation(order[np.minimum(at, len(order) - 1)])
+
+
+def drawn_routers(plan: Plan, seed: int = 0) -> DrawnRouters:
+    """Of ``plan``, whose model has routed experts, by its policy."""
+    experts, made = plan.model.experts, plan.decisions.experts
+    assert experts is not None and made is not None, "a dense model has no routers"
+    return DrawnRouters(experts, made.policy, seed)
+
+
+def _kept_behind(order: Sequence[int], used: Sequence[int], worth: Sequence[float]) -> list[int]:
+    """``order``, in which slots keep experts, behind a visit of ``used`` ones. Of equal ``worth`` the lower number stays."""
+    just, best, found = frozenset(used), [(-worth[expert], expert) for expert in used], list[int]()
+    heapify(best)
+    for depth, expert in enumerate(order):
+        if not best:  # deeper ones have kept their places
+            return found + [*order[depth:]]
+        if expert not in just:
+            heappush(best, (-worth[expert], expert))
+        found.append(heappop(best)[1])
+    return found
 
 
 class RecordedRouters:

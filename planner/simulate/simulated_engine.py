@@ -22,7 +22,7 @@ from penstock.planner.simulate.lanes.kv_lane import LANES, AttendedKv, CardKv, H
 from penstock.planner.simulate.lanes.lanes import NS, Clock, Lanes, Work, ns
 from penstock.planner.simulate.lanes.wait import Wait
 from penstock.planner.simulate.routed_layers import RoutedLayers
-from penstock.planner.simulate.routers import DrawnRouters, Routers
+from penstock.planner.simulate.routers import Routers, drawn_routers
 from penstock.planner.simulate.simulated_work import Pass, Passes, drafted_rows, host_units
 from penstock.planner.simulate.sums import Stand, Sums
 
@@ -64,7 +64,7 @@ class SimulatedEngine:
         self._feed: Feed = self._launched_feed
         self.routed: RoutedLayers | None = None
         if experts is not None:
-            self.routed = RoutedLayers(plan, self._moved, self.lanes, self.record, routers or DrawnRouters(experts))
+            self.routed = RoutedLayers(plan, self._moved, self.lanes, self.record, routers or drawn_routers(plan))
         self.passes = BatchPasses()
         self._sequences = 0
         self._kv: HostKv | CardKv | AttendedKv | None = None

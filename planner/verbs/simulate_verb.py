@@ -30,7 +30,7 @@ from penstock.planner.simulate.bend import check_bent
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.ranks.dealt_told import DealtTold
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
-from penstock.planner.simulate.routers import DrawnRouters, RecordedRouters, Routers
+from penstock.planner.simulate.routers import RecordedRouters, Routers, drawn_routers
 from penstock.planner.simulate.simulate_table import print_told
 from penstock.planner.verbs.play_serving import is_played, play_serving
 from penstock.planner.verbs.simulation_length import Hint, check_length
@@ -142,7 +142,7 @@ def _routers(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routers | None]:
             raise UserError(
                 f"experts.policy={made.policy}: needs scores of hidden states, which only recorded routings have; give routings=FILE"
             )
-        return lambda: DrawnRouters(experts)
+        return lambda: drawn_routers(plan)
     recorded = read_routings(Path(cfg.routings).expanduser(), experts.count)
     for what, found, planned in (("MoE layers", recorded.layers, len(experts.layers)), ("experts a token", recorded.top_k, experts.top_k)):
         if found != planned:

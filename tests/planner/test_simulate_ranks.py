@@ -359,7 +359,7 @@ def test_a_prompt_waits_for_experts_whose_slots_are_full_while_launches_take_lon
 @pytest.mark.parametrize(("count", "top_k"), [(8, 2), (32, 4)])
 def test_drawn_experts_are_found_as_often_as_the_curve_says(count: int, top_k: int) -> None:
     experts = Experts(count, top_k, MB, (0,), default_hit_rates(count, top_k))
-    routers, latest, depths, steps = DrawnRouters(experts, 3), [], [], 4000
+    routers, latest, depths, steps = DrawnRouters(experts, ExpertPolicyName.lru, 3), [], [], 4000
     for _ in range(steps):
         chosen = routers.next(0, 1, 1, False).chosen[0].tolist()
         assert len(set(chosen)) == top_k

@@ -93,7 +93,7 @@ def test_reads_of_rows_wait_for_no_more_than_the_mean_visit_and_for_all_of_it_wh
 )
 def test_visits_of_nearly_all_experts_are_as_many_as_are_drawn(count: int, top_k: int, tokens: int) -> None:
     experts = Experts(count, top_k, MB, (0,), default_hit_rates(count, top_k))
-    routers, law = DrawnRouters(experts, 1), visit(experts, tokens)
+    routers, law = DrawnRouters(experts, ExpertPolicyName.lru, 1), visit(experts, tokens)
     touched = np.array([len(routers.next(0, tokens, 1, False).experts) for _ in range(2000)])
     assert law.all_asked == pytest.approx(np.mean(touched >= ALL_ASKED * count), abs=0.05)
     assert law.touched == pytest.approx(touched.mean(), rel=0.005)
@@ -118,7 +118,7 @@ def test_rows_of_other_prompts_touch_as_many_experts_as_one_tokens_hits_say(rows
 @pytest.mark.parametrize(("rows", "slots"), [(4, 40), (16, 40), (16, 90)])
 def test_slots_find_of_many_rows_what_lru_finds_of_drawn_ones(rows: int, slots: int) -> None:
     experts = Experts(128, 8, MB, (0,), default_hit_rates(128, 8, ExpertPolicyName.lru))
-    routers, cache = DrawnRouters(experts, 1), ExpertCache({0: slots}, slots + 128, 128, LruPolicy(1, 128, 8))
+    routers, cache = DrawnRouters(experts, ExpertPolicyName.lru, 1), ExpertCache({0: slots}, slots + 128, 128, LruPolicy(1, 128, 8))
     missed = []
     for step in range(300):
         routing = routers.next(0, rows, 1, False)

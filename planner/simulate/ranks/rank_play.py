@@ -18,7 +18,7 @@ from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.lanes.lanes import Clock, Work, ns
 from penstock.planner.simulate.lanes.wait import Wait
-from penstock.planner.simulate.routers import DrawnRouters
+from penstock.planner.simulate.routers import drawn_routers
 from penstock.planner.simulate.simulated_engine import Among, SimulatedEngine
 from penstock.planner.simulate.simulated_work import Pass, Passes, passes_of
 
@@ -49,7 +49,7 @@ class RankPlay:
         experts = self.plan.model.experts
         self._sliced = frozenset(experts.layers if experts and self.plan.model.slices > 1 else ())
         """Layers whose experts all ranks have slices of: they are routed alike everywhere."""
-        routers = DrawnRouters(experts, 0 if self._sliced else number) if experts else None
+        routers = drawn_routers(self.plan, 0 if self._sliced else number) if experts else None
         self.engine = SimulatedEngine(self.plan, options, routers, among)
         if self._sliced and self.engine.routed is not None:
             self.engine.routed.sharing = self
