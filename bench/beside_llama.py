@@ -10,7 +10,8 @@ GiB leave llama.cpp the same share.
 
 Ours, theirs, ours: a line for each run when it ends, rows at the case's end. llama.cpp is given the best of `peer_threads` (half, three
 quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the budget holds, by VRAM that is measured
-(bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Targets of dense steps:
+(bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours do: each routing has a plan of its own,
+made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
 
     ours / theirs >= 0.92 * S / L
     S = GB/s of CPU and link together (bench/beside_rates.py)
@@ -125,7 +126,7 @@ class BesideLlama:
         make = h.mixtral_files
         path, vram = make(), self.given.get("vram", "13GiB")
         with h.dropped(path):
-            plan = h.solve("llama-mixtral", path, vram=vram)
+            plan = self._plan("llama-mixtral", path, vram)
             runs = [self._routed(plan, path, 0)]
             with self._theirs(mixtral_gguf(json.loads((path / "config.json").read_text())), "llama-mixtral.gguf", vram, path, make) as side:
                 theirs = side.step(h.steps)
@@ -136,6 +137,7 @@ class BesideLlama:
             path.rename(traces)
             favour(traces, 0.6, 2, seed=0)
         with h.dropped(traces):
+            plan = self._plan("llama-traces", traces, vram)
             again = [self._routed(plan, traces, seed) for seed in (0, 1)]
             yield self._routed_row("Mixtral, routed like traces", plan, again, theirs, ">= 1.1")
 
@@ -143,7 +145,7 @@ class BesideLlama:
         h, vram = self.hybrid, self.given.get("vram", "8GiB")
         path = h.gpt_oss_files()
         with h.dropped(path):
-            plan = h.solve("llama-gpt-oss", path, vram=vram)
+            plan = self._plan("llama-gpt-oss", path, vram)
             runs = [self._routed(plan, path, 0)]
             model = gpt_oss_gguf(json.loads((path / "config.json").read_text()))
             with self._theirs(model, "llama-gpt-oss.gguf", vram, path, h.gpt_oss_files) as side:
@@ -166,6 +168,10 @@ class BesideLlama:
         found = self._measured(measure, plan, checkpoint, PREFILL_STEPS, 0)
         print(f"    ours, prefill: {found.prefill_s:.4f} s{self._vram(plan)}", flush=True)
         return [found]
+
+    def _plan(self, name: str, checkpoint: Path, vram: str) -> Plan:
+        """For what ``checkpoint``'s routers choose."""
+        return self.hybrid.solve(name, checkpoint, self.hybrid.routings(name, checkpoint, vram), vram=vram)
 
     def _routed(self, plan: Plan, checkpoint: Path, seed: int) -> RoutedRun:
         found = self._measured(measure_routed, plan, checkpoint, self.hybrid.steps, seed)
@@ -216,7 +222,7 @@ class BesideLlama:
         predicted = plan.prediction.decode_s_per_token / step_s
         computed, copied = fmean(run.computed_gb for run in runs), fmean(run.copied_gb for run in runs)
         moved = f"{computed:.2f} GB on the CPU, {copied:.2f} copied, host {fmean(run.host_us for run in runs):.0f} us"
-        what = f"{missed:.0%} missed, {moved}{self._vram(plan)}; {theirs}"
+        what = f"{missed:.0%} missed, {plan.prediction.experts_missed_vram:.0%} planned, {moved}{self._vram(plan)}; {theirs}"
         return self.hybrid.row(f"{case} over llama.cpp", what, 1 / step_s, theirs.tokens_s, "tok/s", target, Point(plan, ()), predicted)
 
 

@@ -6,7 +6,7 @@
 `mixtral`, `mixtral_traces`: 16 layers at 13 GiB, routed at random and with favourites. `gpt_oss`: 20 layers of the 120b at 8 GiB. `layers`
 and `vram` change them: a quarter of both is a case of a minute. Each case runs `moe.host=copied` and `split` in turns, in one process,
 `pairs` times; a row is printed as soon as it is known. Experts' bytes differ by what is missed, so a bound takes them from the run
-itself. Keys as in bench/hybrid.py.
+itself. Plans know the routers: from routings that an earlier run recorded, behind another prompt. Keys as in bench/hybrid.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
 from bench.hybrid import BUSY_S, SHORT_S, Hybrid, play  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.routed_worker import RoutedRun, measure_routed  # noqa: E402
-from bench.worker import Trial  # noqa: E402
+from bench.worker import Trial, measure  # noqa: E402
 from penstock.planner.contract.given.unit_spec import UnitKind  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 
@@ -43,6 +43,8 @@ SMALL_MIXTRAL = (
 SMALL_GPT_OSS = {"layers": "4", "hidden": "512", "experts": "16", "vocab": "4000"}
 WAYS = ("copied", "split")
 MOST_LEFT = 1.15
+RECORDED, OTHER_SEED = 128, 99
+"""Steps whose routings plans are made from, and the seed of their prompt, which no measured run has."""
 
 
 class Routed(Hybrid):
@@ -75,10 +77,20 @@ class Routed(Hybrid):
         with self.dropped(path):
             yield from self.routed("gpt-oss", "gpt-oss", path, "8GiB")
 
+    def routings(self, name: str, checkpoint: Path, vram: str) -> str:
+        """The key that tells a plan what ``checkpoint``'s routers choose: recorded now, as a user would."""
+        path = self.bench.work / f"{name}.routings.jsonl.gz"
+        path.unlink(missing_ok=True)
+        plan = self.solve(f"{name}-record", checkpoint, vram=vram, new=RECORDED)
+        self.worker(measure, Trial(plan, checkpoint, RECORDED, OTHER_SEED, path))
+        return f"moe.routings={path}"
+
     def routed(self, case: str, name: str, checkpoint: Path, usual_vram: str) -> Iterator[Row]:
         """Each way's mean step over max(bus, CPU, link, chain) of the bytes that its experts took; then one over the other."""
         vram = self.given.get("vram", usual_vram)
-        plans = {way: self.solve(f"{name}-{way}", checkpoint, f"moe.host={way if self.card else WAYS[0]}", vram=vram) for way in WAYS}
+        known = self.routings(name, checkpoint, vram)
+        ways = {way: f"moe.host={way if self.card else WAYS[0]}" for way in WAYS}
+        plans = {way: self.solve(f"{name}-{way}", checkpoint, known, key, vram=vram) for way, key in ways.items()}
         spec = plans["split"].model.of_kind(UnitKind.expert)[0]
         host = plans["split"].hardware.host
         threads, seconds = host.threads_of(plans["split"].model.ffn_formats) if host else self.cores, BUSY_S if self.card else SHORT_S
@@ -92,7 +104,7 @@ class Routed(Hybrid):
         copied, split = (fmean(run.step_s for run in runs[way]) for way in WAYS)
         what = f"means of {self.pairs} pairs; the plans say {self._said(plans['split']) / self._said(plans['copied']):.3f}"
         yield self._row(f"{case}, split over copied", what, plans["split"], split, copied, "<= 1")
-        own = self.solve(f"{name}-own", checkpoint, vram=vram)
+        own = self.solve(f"{name}-own", checkpoint, known, vram=vram)
         experts = own.decisions.experts
         chosen = "" if experts is None else str(experts.host)
         yield self._row(

@@ -105,6 +105,8 @@ class Trial:
     checkpoint: Path
     steps: int
     seed: int
+    record: Path | None = None
+    """Where routings are written."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
     from penstock.runtime.asked.prompts import random_ids
     from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
+    from penstock.runtime.engine.sides.engine_options import EngineOptions
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
@@ -139,7 +142,7 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
         batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
         with told_when_vram_runs_out(budget, device):
             copier = open_cuda(budget, device)
-        with open_session(plan, trial.checkpoint, OpenCard(copier, device)) as session:
+        with open_session(plan, trial.checkpoint, OpenCard(copier, device), EngineOptions(record=trial.record)) as session:
             session.load(batch)
             yield session, batch, device
     finally:
