@@ -286,8 +286,8 @@ EXPERTS = {
     "four cards": (4, 8 * GB, 84 * MB, 8, 352 * MB),
     "many experts": (4, 4 * GB, 84 * MB, 64, 25 * MB),
 }
-"""Ranks, VRAM, bytes of attention, experts and bytes of each. Experts are drawn by recency, so that ``lru`` finds what a plan expects of
-any policy; ``mix`` misses up to a quarter more."""
+"""Ranks, VRAM, bytes of attention, experts and bytes of each. ``mix`` foresees drawn experts, and copies
+ahead what plans do not count; ``lru`` does not."""
 RECENT = Force(expert_policy=ExpertPolicyName.lru)
 
 
