@@ -172,7 +172,7 @@ def test_misses_of_the_layers_of_several_ranks_follow_each_other_and_more_cards_
         assert sum(lies.count for lies in experts_in(plan).values()) >= 128
         step_s[count] = promised.decode_s_per_token
         copied_s = promised.h2d_bytes_per_token / 55 / GB
-        assert copied_s < step_s[count] < copied_s + 0.01
+        assert copied_s < step_s[count] < copied_s + 0.012, "experts are computed behind their copies"
     assert step_s[1] > 1.15 * step_s[2] > 1.6 * step_s[4]
 
 
