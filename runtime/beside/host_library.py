@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 9
+VERSION = 10
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -48,6 +48,7 @@ class CUnit(ctypes.Structure):
     _fields_ = [
         ("form", ctypes.c_int32),
         ("activation", ctypes.c_int32),
+        ("number", ctypes.c_int32),
         ("gate", CMatrix),
         ("up", CMatrix),
         ("down", CMatrix),

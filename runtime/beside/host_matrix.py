@@ -28,6 +28,10 @@ class HostMatrix:
     """That one product reads."""
     kept: tuple[torch.Tensor, ...] = field(default=(), compare=False, repr=False)
 
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether inputs of BF16 or F16 may be ``dtype``: the lossless form is one of BF16."""
+        return dtype is torch.bfloat16 or self.kind != "lossless"
+
     def in_c(self) -> CMatrix:
         """As the library takes it. Raises ValueError for a kind that it has not."""
         kinds = matrix_kinds()

@@ -13,7 +13,7 @@ import torch
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import usable_cores
 from penstock.planner.common.threads import best_cores, most_threads
-from penstock.runtime.beside.host_ffn import HostFfn, host_linear, host_read
+from penstock.runtime.beside.host_ffn import NUMBERS, HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import CAttend, Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe, WokenServe
@@ -45,20 +45,25 @@ class UnitRows(NamedTuple):
     outputs: int
     x_at: int
     out_at: int
+    dtype: torch.dtype
 
     @classmethod
     def of(cls, x: torch.Tensor, out: torch.Tensor) -> UnitRows:
-        """Of ``x`` [rows, inputs] and ``out`` [rows, outputs]. ValueError unless both are plain BF16 on the CPU, of as many rows."""
+        """Of ``x`` [rows, inputs] and ``out`` [rows, outputs]. ValueError unless both are plain on the CPU, BF16 or F16, of as many rows."""
         (height, inputs), (made, outputs) = _plain(x), _plain(out)
         if made != height:
             raise ValueError(f"{height} input rows for {made} output rows")
-        return cls(x, out, height, inputs, outputs, x.data_ptr(), out.data_ptr())
+        if x.dtype != out.dtype:
+            raise ValueError(f"input rows of {x.dtype} for output rows of {out.dtype}")
+        return cls(x, out, height, inputs, outputs, x.data_ptr(), out.data_ptr(), x.dtype)
 
     def check(self, ffn: HostFfn) -> None:
         """ValueError unless they are rows of ``ffn``."""
         for mine, its in ((self.inputs, ffn.inputs), (self.outputs, ffn.outputs)):
             if mine != its:
                 raise ValueError(f"rows of {mine}, where the layer has {its}")
+        if self.dtype != ffn.dtype:
+            raise ValueError(f"rows of {self.dtype}, where the layer computes with {ffn.dtype}")
 
 
 class Ticket(NamedTuple):
@@ -95,11 +100,13 @@ class HostPool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
 
     def product(self, matrix: HostMatrix, x: torch.Tensor, out: torch.Tensor) -> None:
-        """``out`` [rows, matrix.rows] = ``x`` [rows, matrix.columns] times the matrix, transposed; both BF16 on the CPU."""
-        self.ffn(host_linear(matrix), x, out)
+        """``out`` [rows, matrix.rows] = ``x`` [rows, matrix.columns] times the matrix, transposed; both BF16 or both
+        F16 on the CPU."""
+        rows = UnitRows.of(x, out)
+        self.ffn(host_linear(matrix, dtype=rows.dtype), x, out)
 
     def ffn(self, ffn: HostFfn, x: torch.Tensor, out: torch.Tensor) -> None:
-        """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both BF16 on the CPU."""
+        """``out`` [rows, ffn.outputs] of ``x`` [rows, ffn.inputs]; both of ``ffn.dtype`` on the CPU."""
         if not self.joined:
             self.wait(self.start(ffn, UnitRows.of(x, out)))
             return
@@ -152,9 +159,9 @@ class HostPool:
         """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool. With ``near`` they sleep between two
         units, as :class:`WokenServe` says, and the pool has one thread more.
 
-        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: BF16 of at least ``rows`` rows; ``at``: where in ``y`` a
-        unit's begin, else all at its first element, and all of them there with ``near``. Raises ValueError where a unit does not take rows
-        of ``hidden`` columns.
+        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: of the units' dtype, ``rows`` rows at least; ``at``: where in
+        ``y`` a unit's begin, else all at its first element, and all of them there with ``near``. Raises ValueError where a unit does not
+        take rows of ``hidden`` columns.
         """
         if self.joined:
             raise ValueError("nothing is served by a pool whose caller computes, too")
@@ -220,6 +227,6 @@ def pool_here(threads: int, tell: Callable[[str], None] = lambda line: None) -> 
 
 def _plain(tensor: torch.Tensor) -> tuple[int, int]:
     """Its rows and columns."""
-    if tensor.dtype != torch.bfloat16 or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.ndim != 2:
-        raise ValueError(f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16")
+    if tensor.dtype not in NUMBERS or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.ndim != 2:
+        raise ValueError(f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16 or F16")
     return tensor.shape[0], tensor.shape[1]

@@ -25,8 +25,9 @@ class HostServe:
 
     Between :meth:`begin_step` and a step's last unit the pool's threads spin; 20 ms after a unit they nap by 50 µs. Unit i begins when
     ``ask[i]`` becomes 1. Its rows of ``x`` are read; ``y`` is written; then ``ask[i]`` becomes 0 and ``done[i]`` 1. Whoever asks clears
-    ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], BF16. Where ``at``
-    is given, those of ``y`` begin at its element ``at[i]``: units that are asked for at once need places of their own.
+    ``done[i]``. Rows lie one behind the other from the buffers' first byte: ``x`` [rows, inputs], ``y`` [rows, outputs], of the
+    units' dtype. Where ``at`` is given, those of ``y`` begin at its element ``at[i]``: units that are asked for at once need places of
+    their own.
     """
 
     def __init__(
@@ -42,10 +43,10 @@ class HostServe:
         at: Sequence[int] | None = None,
     ) -> None:
         """Raises ValueError for buffers that are too small for ``rows`` rows, or no plain memory of the CPU."""
-        _check(x, torch.bfloat16, rows * max((unit.inputs for unit in units), default=0), "x")
         places = [0] * len(units) if at is None else list(at)
-        ends = (place + rows * unit.outputs for place, unit in zip(places, units, strict=True))
-        _check(y, torch.bfloat16, max(ends, default=0), "y")
+        for unit, place in zip(units, places, strict=True):
+            _check(x, unit.dtype, rows * unit.inputs, "x")
+            _check(y, unit.dtype, place + rows * unit.outputs, "y")
         for tensor, name in ((ask, "ask"), (done, "done"), (near, "near")):
             if tensor is not None:
                 _check(tensor, torch.int32, FLAG_WORDS * len(units), name)

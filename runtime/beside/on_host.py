@@ -14,7 +14,7 @@ from penstock.planner.contract.given.formats import HOST_PRODUCT_ROWS, QUANTISED
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.beside.coded_parts import PARTS_OF
-from penstock.runtime.beside.host_ffn import host_linear
+from penstock.runtime.beside.host_ffn import NUMBERS, host_linear
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
@@ -25,7 +25,7 @@ from penstock.runtime.formats.stored_linear import StoredLinear
 
 @dataclass(frozen=True)
 class OnHost:
-    """``coding`` of ``form``, whose matrices ``pool`` multiplies by few BF16 rows. Sums are F32, in another order than torch's, of weights
+    """``coding`` of ``form``, whose matrices ``pool`` multiplies by few rows of BF16 or F16. Sums are F32, in another order than torch's, of weights
     that have the bits of decoded ones."""
 
     coding: Coding
@@ -37,13 +37,13 @@ class OnHost:
 
     def linear(self, x: torch.Tensor, parts: Parts, bias: torch.Tensor | None) -> torch.Tensor | None:
         rows = x.reshape(-1, x.shape[-1])
-        if x.dtype != torch.bfloat16 or len(rows) > HOST_PRODUCT_ROWS:
+        if x.dtype not in NUMBERS or len(rows) > HOST_PRODUCT_ROWS:
             return None
         matrix = host_matrix_of(self.form, parts)
-        if matrix is None:
+        if matrix is None or not matrix.takes(x.dtype):
             return None
         out = x.new_empty(len(rows), matrix.rows)
-        self.pool.ffn(host_linear(matrix, bias), rows.contiguous(), out)
+        self.pool.ffn(host_linear(matrix, bias, x.dtype), rows.contiguous(), out)
         return out
 
 

@@ -93,11 +93,11 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
  *     block(state *, column, __m512i w[4], n, native, far) the next 32 * n columns as BF16, from `column` on, a multiple of 128; n is 4 but at
  *                                                     the end; what lies far columns on is fetched */
 #define DECODED_AT(name, native, level, order, state, open, block, decode)                                                           \
-    FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)               \
+    FOR_AVX512 static void name##_decoded(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)   \
     {                                                                                                                                \
         const int64_t columns = m->columns;                                                                                          \
         if (columns % TILE) {                                                                                                        \
-            decode(m, set, first, last, out);                                                                                        \
+            decode(m, set, number, first, last, out);                                                                                \
             return;                                                                                                                  \
         }                                                                                                                            \
         for (int64_t o = first; o < last; o++) {                                                                                     \
@@ -116,7 +116,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
                 _mm512_storeu_si512(out, order == BY_TURNS ? from_turns(w[t]) : w[t]);                                               \
         }                                                                                                                            \
     }                                                                                                                                \
-    static STRIPS_AT(name##_strips, name##_decoded, level)
+    static STRIPS_AT(name##_strips, name##_decoded, level, NUMBER_BF16)
 
 /* name: products of up to 4 input rows, summed as those of BF16; more by name_strips. */
 #define BLOCKS_AT(name, native, read, state, open, block)                                                                            \
@@ -204,7 +204,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
     }
 
 #define FOR_TILES(name)                                                                                                              \
-    static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX)                                                                    \
+    static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX, NUMBER_BF16)                                                       \
     void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
     {                                                                                                                                \
         (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \

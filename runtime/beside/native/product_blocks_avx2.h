@@ -101,10 +101,10 @@ FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
  *     open(state *, m, row)
  *     block(state *, column, __m256 w[4]) the next 32 columns as from_halves gives them */
 #define BLOCKS_AVX2(name, state, open, block, decode)                                                                                \
-    FOR_AVX2 static void name##_decoded_avx2(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)            \
+    FOR_AVX2 static void name##_decoded_avx2(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out) \
     {                                                                                                                                \
         if (m->columns % TILE_AVX2) {                                                                                                \
-            decode(m, set, first, last, out);                                                                                        \
+            decode(m, set, number, first, last, out);                                                                                \
             return;                                                                                                                  \
         }                                                                                                                            \
         for (int64_t o = first; o < last; o++) {                                                                                     \
@@ -120,7 +120,7 @@ FOR_AVX2 ALONE float sum_of_avx2(__m256 sums)
             }                                                                                                                        \
         }                                                                                                                            \
     }                                                                                                                                \
-    static STRIPS_AT(name##_strips_avx2, name##_decoded_avx2, LEVEL_AVX2)                                                            \
+    static STRIPS_AT(name##_strips_avx2, name##_decoded_avx2, LEVEL_AVX2, NUMBER_BF16)                                               \
     FOR_AVX2 ALONE void name##_some_avx2(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride,       \
                                          const int high, const int wide)                                                             \
     {                                                                                                                                \

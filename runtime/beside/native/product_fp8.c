@@ -5,18 +5,19 @@
 #include "product_blocks.h"
 #include "product_blocks_avx2.h"
 
-static void fp8_rows_of(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void fp8_rows_of(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
-    fp8_strip(set, m->part[0], m->part[1], out, first, last, m->columns, m->group, m->group);
+    fp8_strip(set, m->part[0], m->part[1], out, first, last, m->columns, m->group, m->group, number);
 }
 
-static void fp8_row_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void fp8_row_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
-    fp8_strip(set, m->part[0], m->part[1], out, first, last, m->columns, m->group ? 1 : m->rows, m->columns);
+    fp8_strip(set, m->part[0], m->part[1], out, first, last, m->columns, m->group ? 1 : m->rows, m->columns,
+              number);
 }
 
-STRIPS_AT(fp8_portable, fp8_rows_of, LEVEL_PORTABLE)
-STRIPS_AT(fp8_row_portable, fp8_row_strip, LEVEL_PORTABLE)
+STRIPS(fp8, fp8_rows_of)
+STRIPS(fp8_row, fp8_row_strip)
 
 #ifdef HAS_X86
 /* A row; `left` columns have the scale that was given last. */
@@ -105,6 +106,8 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
     }
 }
 
+STRIPS_AT(fp8_avx512_f16, fp8_rows_of, LEVEL_AVX512, NUMBER_F16)
+STRIPS_AT(fp8_row_avx512_f16, fp8_row_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(fp8, ONE_ROW, fp8_row, open_fp8, block_fp8, fp8_rows_of)
 BLOCKS(fp8_row, ONE_ROW, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
 

@@ -3,11 +3,11 @@
  * by words, but of Q8_0. */
 #include "product_gguf_words.h"
 
-STRIPS_AT(q4_0_portable, q4_0_strip, LEVEL_PORTABLE)
-STRIPS_AT(q8_0_portable, q8_0_strip, LEVEL_PORTABLE)
-STRIPS_AT(q4_k_portable, q4_k_strip, LEVEL_PORTABLE)
-STRIPS_AT(q5_k_portable, q5_k_strip, LEVEL_PORTABLE)
-STRIPS_AT(q6_k_portable, q6_k_strip, LEVEL_PORTABLE)
+STRIPS(q4_0, q4_0_strip)
+STRIPS(q8_0, q8_0_strip)
+STRIPS(q4_k, q4_k_strip)
+STRIPS(q5_k, q5_k_strip)
+STRIPS(q6_k, q6_k_strip)
 
 #ifdef HAS_X86
 GGUF_OPENS(FOR_AVX512)
@@ -111,6 +111,7 @@ FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *
     }
 }
 
+STRIPS_AT(q8_0_avx512_f16, q8_0_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(q8_0, ONE_ROW, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
 RUNS(q4_0, gguf_row, open_q4_0, block_q4_0, q4_0_strip, part_q4_0, 16, 0)
 RUNS(q4_k, gguf_row, open_q4_k, block_q4_k, q4_k_strip, part_q4_k, 32, 1)

@@ -15,9 +15,9 @@ struct gguf_row {
 };
 
 #define GGUF_STRIP(name, type, block_columns)                                                                                        \
-    static void name##_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)                           \
+    static void name##_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)               \
     {                                                                                                                                \
-        gguf_strip(set, m->part[0], out, first, last, m->columns / block_columns, type);                                             \
+        gguf_strip(set, m->part[0], out, first, last, m->columns / block_columns, type, number);                                     \
     }
 GGUF_STRIP(q4_0, TYPE_Q4_0, SMALL)
 GGUF_STRIP(q8_0, TYPE_Q8_0, SMALL)

@@ -19,8 +19,9 @@ static inline int64_t escape_from(const struct matrix *m, int64_t place)
     return low;
 }
 
-static void lossless_rows(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void lossless_rows(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
+    (void)number;
     const int32_t *at = m->part[3];
     const uint16_t *values = m->part[4];
     const int64_t begin = first * m->columns, end = last * m->columns;
@@ -30,7 +31,8 @@ static void lossless_rows(const struct matrix *m, int set, int64_t first, int64_
             out[at[n] - begin] = values[n];
 }
 
-STRIPS(lossless, lossless_rows)
+STRIPS_AT(lossless_portable, lossless_rows, LEVEL_PORTABLE, NUMBER_BF16)
+STRIPS_AT(lossless_avx2, lossless_rows, LEVEL_AVX2, NUMBER_BF16)
 
 #ifdef HAS_X86
 struct lossless_row {

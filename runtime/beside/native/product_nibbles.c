@@ -19,7 +19,7 @@ static inline float from_e8m0(uint8_t bits)
     return as_float(bits == 255 ? 0x7fc00000u : bits ? (uint32_t)bits << 23 : 0x00400000u);
 }
 
-static void mxfp4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void mxfp4_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
     const int64_t groups = m->columns / GROUP;
     float scales[groups];
@@ -28,11 +28,11 @@ static void mxfp4_strip(const struct matrix *m, int set, int64_t first, int64_t 
         for (int64_t g = 0; g < groups; g++)
             scales[g] = from_e8m0(bytes[g]);
         nibbles_strip(set, (const uint8_t *)m->part[0] + row * m->columns / 2, e2m1, scales, out + (row - first) * m->columns, 0, 1,
-                      m->columns, GROUP);
+                      m->columns, GROUP, number);
     }
 }
 
-STRIPS_AT(mxfp4_portable, mxfp4_strip, LEVEL_PORTABLE)
+STRIPS(mxfp4, mxfp4_strip)
 
 enum { SMALL_GROUP = 16 };
 
@@ -48,7 +48,7 @@ static inline float nvfp4_scale(uint8_t bits, float factor, int divides)
     return divides ? from_e4m3(bits) / factor : from_e4m3(bits) * factor;
 }
 
-static void nvfp4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void nvfp4_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
     const int64_t groups = m->columns / SMALL_GROUP;
     float scales[groups];
@@ -58,11 +58,11 @@ static void nvfp4_strip(const struct matrix *m, int set, int64_t first, int64_t 
         for (int64_t g = 0; g < groups; g++)
             scales[g] = nvfp4_scale(bytes[g], factor, m->part[3] != NULL);
         nibbles_strip(set, (const uint8_t *)m->part[0] + row * m->columns / 2, e2m1, scales, out + (row - first) * m->columns, 0, 1,
-                      m->columns, SMALL_GROUP);
+                      m->columns, SMALL_GROUP, number);
     }
 }
 
-STRIPS_AT(nvfp4_portable, nvfp4_strip, LEVEL_PORTABLE)
+STRIPS(nvfp4, nvfp4_strip)
 
 #ifdef HAS_X86
 struct mxfp4_row {

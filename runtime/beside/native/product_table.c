@@ -14,6 +14,8 @@ PRODUCT(bf16_avx512);
 PRODUCT(bf16_dot);
 PRODUCT(bf16_tiles);
 PRODUCT(f16_portable);
+PRODUCT(f16_avx2);
+PRODUCT(f16_avx512);
 PRODUCT(f32_portable);
 
 /* Of a coded kind: decoded a few rows at a time, or, with few input rows, in registers. */
@@ -23,46 +25,58 @@ PRODUCT(f32_portable);
     PRODUCT(name##_avx512);                                                                                                          \
     PRODUCT(name##_dot);                                                                                                             \
     PRODUCT(name##_amx)
-CODED(int4);
-CODED(int8);
-CODED(uint8);
+#define CODED_F16(name)                                                                                                              \
+    CODED(name);                                                                                                                     \
+    PRODUCT(name##_portable_f16);                                                                                                    \
+    PRODUCT(name##_avx2_f16);                                                                                                        \
+    PRODUCT(name##_avx512_f16)
+/* By words. */
+#define WORDED(name)                                                                                                                 \
+    CODED_F16(name);                                                                                                                 \
+    PRODUCT(name##_dot_f16)
+WORDED(int4);
+CODED_F16(int8);
+CODED_F16(uint8);
 CODED(lossless);
-CODED(mxfp4);
-CODED(fp8);
-CODED(fp8_row);
-CODED(q4_0);
-CODED(q8_0);
-CODED(q4_k);
-CODED(q5_k);
-CODED(q6_k);
-CODED(gptq4);
-CODED(awq);
-CODED(nvfp4);
+WORDED(mxfp4);
+CODED_F16(fp8);
+CODED_F16(fp8_row);
+WORDED(q4_0);
+CODED_F16(q8_0);
+WORDED(q4_k);
+WORDED(q5_k);
+WORDED(q6_k);
+WORDED(gptq4);
+WORDED(awq);
+WORDED(nvfp4);
 #define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
+#define BY_STRIPS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), 0, 0}}
+#define BY_WORDS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), X86(name##_dot_f16), 0}}
+#define F16_BY {f16_portable, X86(f16_avx2), X86(f16_avx512), 0, 0}
 
-/* By level; the next lower one serves where a level has none. */
+/* By the inputs' number and by level; the next lower one serves where a level has none. */
 static const struct {
     const char *name;
-    product_fn by[LEVELS];
+    product_fn by[NUMBERS][LEVELS];
 } table[KINDS] = {
-    [KIND_BF16] = {"BF16", {bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), TILES(bf16_tiles)}},
-    [KIND_F16] = {"F16", {f16_portable, 0, 0, 0, 0}},
-    [KIND_F32] = {"F32", {f32_portable, 0, 0, 0, 0}},
-    [KIND_INT4] = {"INT4", BY(int4)},
-    [KIND_INT8] = {"INT8", BY(int8)},
-    [KIND_UINT8] = {"UINT8", BY(uint8)},
-    [KIND_LOSSLESS] = {"lossless", BY(lossless)},
-    [KIND_MXFP4] = {"MXFP4", BY(mxfp4)},
-    [KIND_FP8] = {"FP8", BY(fp8)},
-    [KIND_FP8_ROW] = {"FP8-row", BY(fp8_row)},
-    [KIND_Q4_0] = {"Q4_0", BY(q4_0)},
-    [KIND_Q8_0] = {"Q8_0", BY(q8_0)},
-    [KIND_Q4_K] = {"Q4_K", BY(q4_k)},
-    [KIND_Q5_K] = {"Q5_K", BY(q5_k)},
-    [KIND_Q6_K] = {"Q6_K", BY(q6_k)},
-    [KIND_GPTQ4] = {"GPTQ4", BY(gptq4)},
-    [KIND_AWQ] = {"AWQ", BY(awq)},
-    [KIND_NVFP4] = {"NVFP4", BY(nvfp4)},
+    [KIND_BF16] = {"BF16", {{bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), TILES(bf16_tiles)}, {bf16_portable}}},
+    [KIND_F16] = {"F16", {F16_BY, F16_BY}},
+    [KIND_F32] = {"F32", {{f32_portable}, {f32_portable}}},
+    [KIND_INT4] = {"INT4", BY_WORDS(int4)},
+    [KIND_INT8] = {"INT8", BY_STRIPS(int8)},
+    [KIND_UINT8] = {"UINT8", BY_STRIPS(uint8)},
+    [KIND_LOSSLESS] = {"lossless", {BY(lossless)}},
+    [KIND_MXFP4] = {"MXFP4", BY_WORDS(mxfp4)},
+    [KIND_FP8] = {"FP8", BY_STRIPS(fp8)},
+    [KIND_FP8_ROW] = {"FP8-row", BY_STRIPS(fp8_row)},
+    [KIND_Q4_0] = {"Q4_0", BY_WORDS(q4_0)},
+    [KIND_Q8_0] = {"Q8_0", BY_STRIPS(q8_0)},
+    [KIND_Q4_K] = {"Q4_K", BY_WORDS(q4_k)},
+    [KIND_Q5_K] = {"Q5_K", BY_WORDS(q5_k)},
+    [KIND_Q6_K] = {"Q6_K", BY_WORDS(q6_k)},
+    [KIND_GPTQ4] = {"GPTQ4", BY_WORDS(gptq4)},
+    [KIND_AWQ] = {"AWQ", BY_WORDS(awq)},
+    [KIND_NVFP4] = {"NVFP4", BY_WORDS(nvfp4)},
 };
 
 int64_t products_version(void)
@@ -76,11 +90,11 @@ const char *kind_name(int64_t kind)
     return kind >= 0 && kind < KINDS ? table[kind].name : 0;
 }
 
-product_fn product_of(int32_t kind, int level)
+product_fn product_of(int32_t kind, int32_t number, int level)
 {
-    while (level > LEVEL_PORTABLE && !table[kind].by[level])
+    while (level > LEVEL_PORTABLE && !table[kind].by[number][level])
         level--;
-    return table[kind].by[level];
+    return table[kind].by[number][level];
 }
 
 int64_t words_run(int32_t kind, int level)

@@ -121,9 +121,9 @@ static uint32_t zeros_of(uint32_t word, int awq, int less_one)
 }
 
 static inline void product_by_turning(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,
-                                      int64_t stride, int level, int awq)
+                                      int64_t stride, int level, int number, int awq)
 {
-    const product_fn multiply = product_of(KIND_INT4, level);
+    const product_fn multiply = product_of(KIND_INT4, number, level);
     const turn_fn turn = !awq ? turn_gptq : level >= LEVEL_AVX2 ? X86(turn_awq_avx2) : turn_awq_portable;
     const int64_t at_once = awq ? AWQ_ROWS : TILE_ROWS, groups = m->columns / m->group;
     uint32_t words[at_once * m->columns / 8] __attribute__((aligned(64))), zeros[at_once / 8 * groups];
@@ -143,16 +143,20 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
     }
 }
 
-#define TURNED(name, awq, level)                                                                                                     \
-    void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)               \
+#define TURNED(name, awq, level, number)                                                                                             \
+    void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)                \
     {                                                                                                                                \
-        product_by_turning(m, first, last, in, y, stride, level, awq);                                                               \
+        product_by_turning(m, first, last, in, y, stride, level, number, awq);                                                       \
     }
 #define TURNED_AT_ALL(name, awq)                                                                                                     \
-    TURNED(name##_portable, awq, LEVEL_PORTABLE)                                                                                     \
-    TURNED(name##_avx2, awq, LEVEL_AVX2)                                                                                             \
-    TURNED(name##_avx512, awq, LEVEL_AVX512)                                                                                         \
-    TURNED(name##_dot, awq, LEVEL_AVX512_BF16)                                                                                       \
-    TURNED(name##_amx, awq, LEVEL_AMX)
+    TURNED(name##_portable, awq, LEVEL_PORTABLE, NUMBER_BF16)                                                                        \
+    TURNED(name##_avx2, awq, LEVEL_AVX2, NUMBER_BF16)                                                                                \
+    TURNED(name##_avx512, awq, LEVEL_AVX512, NUMBER_BF16)                                                                            \
+    TURNED(name##_dot, awq, LEVEL_AVX512_BF16, NUMBER_BF16)                                                                          \
+    TURNED(name##_amx, awq, LEVEL_AMX, NUMBER_BF16)                                                                                  \
+    TURNED(name##_portable_f16, awq, LEVEL_PORTABLE, NUMBER_F16)                                                                     \
+    TURNED(name##_avx2_f16, awq, LEVEL_AVX2, NUMBER_F16)                                                                             \
+    TURNED(name##_avx512_f16, awq, LEVEL_AVX512, NUMBER_F16)                                                                         \
+    TURNED(name##_dot_f16, awq, LEVEL_AVX512_BF16, NUMBER_F16)
 TURNED_AT_ALL(gptq4, 0)
 TURNED_AT_ALL(awq, 1)

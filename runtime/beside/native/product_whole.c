@@ -10,31 +10,32 @@
 
 enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
 
-static void whole_of(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out, int64_t bits, int64_t layout)
+static void whole_of(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out, int64_t bits,
+                     int64_t layout)
 {
     int64_t zeros = m->part[2] == NULL ? MIDDLE : layout == SIGNED ? BYTES : IN_WORDS;
     whole_strip(set, m->part[0], m->part[1], m->part[2], out, first, last, m->rows, m->columns, m->columns / m->group, bits, layout, zeros,
-                m->part[3] != NULL);
+                m->part[3] != NULL, number);
 }
 
-static void int4_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void int4_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
-    whole_of(m, set, first, last, out, 4, BY_COLUMNS);
+    whole_of(m, set, number, first, last, out, 4, BY_COLUMNS);
 }
 
-static void int8_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void int8_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
-    whole_of(m, set, first, last, out, 8, SIGNED);
+    whole_of(m, set, number, first, last, out, 8, SIGNED);
 }
 
-static void uint8_strip(const struct matrix *m, int set, int64_t first, int64_t last, uint16_t *out)
+static void uint8_strip(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
-    whole_of(m, set, first, last, out, 8, BY_COLUMNS);
+    whole_of(m, set, number, first, last, out, 8, BY_COLUMNS);
 }
 
-STRIPS_AT(int4_portable, int4_strip, LEVEL_PORTABLE)
-STRIPS_AT(int8_portable, int8_strip, LEVEL_PORTABLE)
-STRIPS_AT(uint8_portable, uint8_strip, LEVEL_PORTABLE)
+STRIPS(int4, int4_strip)
+STRIPS(int8, int8_strip)
+STRIPS(uint8, uint8_strip)
 
 #ifdef HAS_X86
 /* A row; `left` columns have the scale and zero point that were given last. */
@@ -282,6 +283,8 @@ BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
 WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
+STRIPS_AT(int8_avx512_f16, int8_strip, LEVEL_AVX512, NUMBER_F16)
+STRIPS_AT(uint8_avx512_f16, uint8_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
 #endif

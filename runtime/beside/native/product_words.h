@@ -43,8 +43,34 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
     return whole ? _mm512_set1_ps(*at) : _mm512_permutexvar_ps(places, _mm512_loadu_ps(at));
 }
 
-/* name: products of so many input rows as are multiplied at once, by name_all, where it `fits`; others by strips. */
-#define BY_WIDTH(name, fits, strips)                                                                                                 \
+/* Rows of a matrix that stay in the caches for all rows of F16 inputs. */
+enum { PIECE = 16 };
+
+/* name, of F16 inputs: each row is two of BF16, whose products are summed. */
+static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
+                           product_fn name)
+{
+    const int64_t all = (in->columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;
+    float sums[MOST_WIDE * PIECE];
+    for (int64_t o = first; o < last; o += PIECE) {
+        const int64_t end = last - o < PIECE ? last : o + PIECE;
+        for (int64_t from = 0; from < in->rows; from += MOST_WIDE / 2) {
+            const int64_t rows = in->rows - from < MOST_WIDE / 2 ? in->rows - from : MOST_WIDE / 2;
+            struct inputs twos = *in;
+            twos.rows = 2 * rows;
+            twos.words += 2 * from * all * WORDS_COLUMNS;
+            twos.eights += 2 * from * all * (WORDS_COLUMNS / WORDS_LANE);
+            name(m, o, end, &twos, sums - o, PIECE);
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t i = 0; i < end - o; i++)
+                    y[(from + r) * stride + o + i] = sums[2 * r * PIECE + i] + sums[(2 * r + 1) * PIECE + i];
+        }
+    }
+}
+
+/* name: products of so many input rows as are multiplied at once, by name_all, where it `fits`; others by strips. name_f16: of F16 inputs,
+ * others by strips that `decode` makes. */
+#define BY_WIDTH(name, fits, strips, decode)                                                                                         \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
     {                                                                                                                                \
         switch ((fits) ? in->rows : 0) {                                                                                             \
@@ -54,6 +80,14 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
         case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
         default: strips(m, first, last, in, y, stride);                                                                              \
         }                                                                                                                            \
+    }                                                                                                                                \
+    static STRIPS_AT(name##_strips_f16, decode, LEVEL_AVX512, NUMBER_F16)                                                            \
+    void name##_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
+    {                                                                                                                                \
+        if (fits)                                                                                                                    \
+            by_twos(m, first, last, in, y, stride, name);                                                                            \
+        else                                                                                                                         \
+            name##_strips_f16(m, first, last, in, y, stride);                                                                        \
     }
 
 /* name: product_fn.
@@ -62,7 +96,7 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
  *     table             the sixteen numbers as BF16, twice: a code's fifth bit is anything
  *     shifted           whether numbers of `m` are shifted
  *     group             columns that have one scale */
-#define WORDS_AT(name, native, fill, table, shifted, group, strips)                                                                  \
+#define WORDS_AT(name, native, fill, table, shifted, group, strips, decode)                                                          \
     FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
                                      int64_t stride, const int wide, const int whole, const int shift)                               \
     {                                                                                                                                \
@@ -115,7 +149,7 @@ FOR_AVX512 ALONE __m512 by_lanes(const float *at, __m512i places, const int whol
                 name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 1);                                                     \
         }                                                                                                                            \
     }                                                                                                                                \
-    BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), strips)
+    BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), strips, decode)
 
 /* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
 struct words_part {
@@ -128,7 +162,7 @@ struct words_part {
  *     open(state *, m, row)
  *     part(state *, column, columns left, struct words_part *)
  *     lessened                          whether there is `less` */
-#define RUNS_AT(name, native, state, open, part, runs, lessened, strips)                                                             \
+#define RUNS_AT(name, native, state, open, part, runs, lessened, strips, decode)                                                     \
     FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
                                      int64_t stride, const int wide)                                                                 \
     {                                                                                                                                \
@@ -156,22 +190,22 @@ struct words_part {
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
         }                                                                                                                            \
     }                                                                                                                                \
-    BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips)
+    BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips, decode)
 
 /* name_avx512, name_dot, name_amx: by words, more rows by strips that `block` decodes. */
 #define RUNS(name, state, open, block, decode, part, runs, lessened)                                                                 \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, IN_ORDER, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
-    RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips)                                               \
-    RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips)                                                     \
+    RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips, decode)                                       \
+    RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                             \
     FOR_TILES(name)
 
 /* The same. */
 #define WORDS(name, state, open, block, decode, fill, table, shifted, group)                                                         \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, BY_TURNS, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \
-    WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips)                                                    \
-    WORDS_AT(name##_dot, 1, fill, table, shifted, group, name##_dot_strips)                                                          \
+    WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips, decode)                                            \
+    WORDS_AT(name##_dot, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                  \
     FOR_TILES(name)
 #endif
 

@@ -5,7 +5,7 @@
 #include "../../formats/native/floats.h"
 
 /* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
-#define PRODUCTS_VERSION 9
+#define PRODUCTS_VERSION 10
 
 /* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
 enum matrix_kind {
@@ -30,6 +30,9 @@ enum matrix_kind {
     KINDS
 };
 
+/* What inputs are, and what results are rounded to. Formats' decoders have the same numbers. */
+enum number { NUMBER_BF16, NUMBER_F16, NUMBERS };
+
 /* Instruction sets, each with all of those before it. */
 enum level { LEVEL_PORTABLE, LEVEL_AVX2, LEVEL_AVX512, LEVEL_AVX512_BF16, LEVEL_AMX, LEVELS };
 
@@ -49,9 +52,11 @@ enum { MOST_WIDE = 4 };
 /* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
 enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
 
-/* x, xb: [rows][columns], F32 and the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
+/* x, xb: [rows][columns], F32 and, where inputs are BF16, the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
  * up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h, [rows][columns / 128,
- * rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64 bytes. */
+ * rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64 bytes. Of F16
+ * inputs words have two rows for each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first, zeros with the
+ * second. */
 struct inputs {
     int64_t rows, columns, run;
     const float *x;
@@ -62,8 +67,8 @@ struct inputs {
 /* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of rows_at_once. */
 typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
 
-/* The function of a kind for the widest instruction set up to level. */
-product_fn product_of(int32_t kind, int level);
+/* The function of a kind with inputs of a number, for the widest instruction set up to level. F16 is multiplied by all but lossless. */
+product_fn product_of(int32_t kind, int32_t number, int level);
 
 /* The run of product_words.h by which products of a kind read up to MOST_WIDE input rows at level; 0 for none. */
 int64_t words_run(int32_t kind, int level);

@@ -43,6 +43,12 @@ static int64_t padded(int64_t columns)
     return (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS * WORDS_COLUMNS;
 }
 
+/* Of F16 there are two rows of words for each. */
+static int64_t words_rows(const struct unit *unit, int64_t rows)
+{
+    return unit->number == NUMBER_F16 ? 2 * rows : rows;
+}
+
 static int64_t words_bytes(int64_t rows, int64_t columns)
 {
     return lines(2 * rows * padded(columns)) + lines(4 * rows * padded(columns) / WORDS_LANE);
@@ -50,15 +56,15 @@ static int64_t words_bytes(int64_t rows, int64_t columns)
 
 int64_t scratch_bytes(const struct unit *unit, int64_t rows)
 {
-    int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    int64_t inputs = inputs_of(unit), middle = middle_of(unit), words = words_rows(unit, rows);
     return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
-           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(rows, inputs) + words_bytes(rows, middle) +
+           pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(words, inputs) + words_bytes(words, middle) +
            (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
 }
 
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
 {
-    int64_t inputs = inputs_of(unit), middle = middle_of(unit);
+    int64_t inputs = inputs_of(unit), middle = middle_of(unit), words = words_rows(unit, rows);
     char *at = memory;
     struct scratch found;
     found.x = (float *)at;
@@ -69,16 +75,27 @@ struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
     found.x_pairs = (uint16_t *)(at += lines(2 * rows * middle));
     found.middle_pairs = (uint16_t *)(at += pairs_bytes(rows, inputs));
     found.x_words = (uint16_t *)(at += pairs_bytes(rows, middle));
-    found.x_eights = (float *)(at + lines(2 * rows * padded(inputs)));
-    found.middle_words = (uint16_t *)(at += words_bytes(rows, inputs));
-    found.middle_eights = (float *)(at + lines(2 * rows * padded(middle)));
-    found.both = (float *)(at + words_bytes(rows, middle));
+    found.x_eights = (float *)(at + lines(2 * words * padded(inputs)));
+    found.middle_words = (uint16_t *)(at += words_bytes(words, inputs));
+    found.middle_eights = (float *)(at + lines(2 * words * padded(middle)));
+    found.both = (float *)(at + words_bytes(words, middle));
     return found;
 }
 
+ALONE float from_number(uint16_t bits, const int32_t number)
+{
+    return number == NUMBER_F16 ? from_f16(bits) : from_bf16(bits);
+}
+
+ALONE uint16_t to_number(float value, const int32_t number)
+{
+    return number == NUMBER_F16 ? to_f16(value) : to_bf16(value);
+}
+
+/* Tiles multiply BF16 alone. */
 static int wants_pairs(const struct work *work)
 {
-    return work->team->level >= LEVEL_AMX && work->rows >= TILES_FROM;
+    return work->team->level >= LEVEL_AMX && work->rows >= TILES_FROM && work->unit->number == NUMBER_BF16;
 }
 
 /* Columns [first, last) of all of the tiles' rows; first is even. */
@@ -100,24 +117,48 @@ static int64_t wanted_run(const struct work *work, const struct matrix *m)
     return work->rows <= MOST_WIDE ? words_run(m->kind, work->team->level) : 0;
 }
 
-/* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. Of each 2 * run columns the first half lie in the
- * lower halves of `run` bytes, the others in the upper halves. */
-static void words_of(const float *values, const uint16_t *rounded, uint16_t *words, float *eights, int64_t rows, int64_t columns,
-                     int64_t first, int64_t last, int64_t run)
+/* What BF16 leaves of an F16 number, which is a BF16, too. Nothing of what is no number, or has no end. */
+ALONE float left_over(float value, uint16_t upper)
 {
-    const int64_t all = padded(columns), end = last < columns ? last : all;
+    const float left = value - from_bf16(upper);
+    return left == left ? left : 0;
+}
+
+/* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. Of each 2 * run columns the first half lie in the
+ * lower halves of `run` bytes, the others in the upper halves. An F16 number lies as a BF16 in one row and what that leaves in the next. */
+ALONE void words_of(const float *values, const uint16_t *given, uint16_t *words, float *eights, int64_t rows, int64_t columns, int64_t first,
+                    int64_t last, int64_t run, const int32_t number)
+{
+    const int64_t all = padded(columns), end = last < columns ? last : all, each = number == NUMBER_F16 ? 2 : 1;
     const int bits = __builtin_ctzll((unsigned long long)run); /* run is a power of two */
-    for (int64_t r = 0; r < rows; r++, values += columns, rounded += columns, words += all, eights += all / WORDS_LANE)
+    for (int64_t r = 0; r < rows; r++, values += columns, given += columns, words += each * all, eights += each * all / WORDS_LANE)
         for (int64_t k = first; k < end; k += WORDS_LANE) {
             uint16_t *to = words + k / WORDS_COLUMNS * WORDS_COLUMNS;
             float sum = 0;
             for (int64_t i = k; i < k + WORDS_LANE; i++) {
                 const int64_t at = i % WORDS_COLUMNS, byte = (at >> (bits + 1) << bits) + (at & (run - 1)), upper = at >> bits & 1;
-                to[(byte % 2 * 2 + upper) * (WORDS_COLUMNS / 4) + byte / 2] = i < columns ? rounded[i] : 0;
-                sum += i < columns ? values[i] : 0;
+                const int64_t place = (byte % 2 * 2 + upper) * (WORDS_COLUMNS / 4) + byte / 2;
+                const float value = i < columns ? values[i] : 0;
+                to[place] = i >= columns ? 0 : number == NUMBER_F16 ? to_bf16(value) : given[i];
+                if (number == NUMBER_F16)
+                    to[all + place] = to_bf16(left_over(value, to[place]));
+                sum += value;
             }
             eights[k / WORDS_LANE] = sum;
+            if (number == NUMBER_F16)
+                eights[(all + k) / WORDS_LANE] = 0;
         }
+}
+
+/* The words that `m` wants, if any. */
+static void share_words(const struct work *work, const struct matrix *m, const float *values, const uint16_t *given, uint16_t *words,
+                        float *eights, int64_t first, int64_t last)
+{
+    const int64_t run = wanted_run(work, m);
+    if (run && work->unit->number == NUMBER_F16)
+        words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_F16);
+    else if (run)
+        words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_BF16);
 }
 
 static const struct matrix *first_matrix(const struct unit *unit)
@@ -131,12 +172,10 @@ static void take_inputs(const void *given, int64_t first, int64_t last)
     int64_t columns = inputs_of(work->unit);
     for (int64_t r = 0; r < work->rows; r++)
         for (int64_t k = first; k < last; k++)
-            work->scratch->x[r * columns + k] = from_bf16(work->x[r * columns + k]);
+            work->scratch->x[r * columns + k] = from_number(work->x[r * columns + k], work->unit->number);
     if (wants_pairs(work))
         pairs_of(work->x, work->scratch->x_pairs, work->rows, columns, first, last);
-    const int64_t run = wanted_run(work, first_matrix(work->unit));
-    if (run)
-        words_of(work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, work->rows, columns, first, last, run);
+    share_words(work, first_matrix(work->unit), work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, first, last);
 }
 
 static struct inputs first_inputs(const struct work *work)
@@ -150,9 +189,9 @@ static struct inputs first_inputs(const struct work *work)
     return in;
 }
 
-ALONE float rounded(float value)
+ALONE float rounded(float value, const int32_t number)
 {
-    return from_bf16(to_bf16(value));
+    return from_number(to_number(value, number), number);
 }
 
 ALONE float activated(float x, const int32_t activation)
@@ -165,33 +204,42 @@ ALONE float activated(float x, const int32_t activation)
     }
 }
 
-/* One row's products become what down takes: to in BF16, up in F32. */
-ALONE void activate(float *gate, float *up, uint16_t *to, int64_t count, const int32_t activation)
+/* One row's products become what down takes: to in its number, up in F32. */
+ALONE void activate(float *gate, float *up, uint16_t *to, int64_t count, const int32_t activation, const int32_t number)
 {
     for (int64_t o = 0; o < count; o++) {
-        float value = rounded(up[o]);
+        float value = rounded(up[o], number);
         if (gate)
-            value *= rounded(activated(rounded(gate[o]), activation));
+            value *= rounded(activated(rounded(gate[o], number), activation), number);
         else
             value = activated(value, activation);
-        to[o] = to_bf16(value);
-        up[o] = from_bf16(to[o]);
+        to[o] = to_number(value, number);
+        up[o] = from_number(to[o], number);
     }
 }
 
-typedef void (*activate_fn)(float *gate, float *up, uint16_t *to, int64_t count, int32_t activation);
+ALONE void activate_all(float *restrict gate, float *restrict up, uint16_t *restrict to, int64_t count, int32_t activation,
+                        const int32_t number)
+{
+    if (gate && activation == ACT_SILU)
+        activate(gate, up, to, count, ACT_SILU, number);
+    else if (gate && activation == ACT_GELU_TANH)
+        activate(gate, up, to, count, ACT_GELU_TANH, number);
+    else if (gate)
+        activate(gate, up, to, count, activation, number);
+    else
+        activate(0, up, to, count, activation, number);
+}
+
+typedef void (*activate_fn)(float *gate, float *up, uint16_t *to, int64_t count, int32_t activation, int32_t number);
 
 #define ACTIVATE(name, target)                                                                                                       \
-    target static void name(float *restrict gate, float *restrict up, uint16_t *restrict to, int64_t count, int32_t activation)      \
+    target static void name(float *gate, float *up, uint16_t *to, int64_t count, int32_t activation, int32_t number)                 \
     {                                                                                                                                \
-        if (gate && activation == ACT_SILU)                                                                                          \
-            activate(gate, up, to, count, ACT_SILU);                                                                                 \
-        else if (gate && activation == ACT_GELU_TANH)                                                                                \
-            activate(gate, up, to, count, ACT_GELU_TANH);                                                                            \
-        else if (gate)                                                                                                               \
-            activate(gate, up, to, count, activation);                                                                               \
+        if (number == NUMBER_F16)                                                                                                    \
+            activate_all(gate, up, to, count, activation, NUMBER_F16);                                                               \
         else                                                                                                                         \
-            activate(0, up, to, count, activation);                                                                                  \
+            activate_all(gate, up, to, count, activation, NUMBER_BF16);                                                              \
     }
 ACTIVATE(activate_portable, )
 #ifdef HAS_X86
@@ -204,10 +252,10 @@ static activate_fn activate_at(int level)
     return level >= LEVEL_AVX512 ? X86(activate_avx512) : level >= LEVEL_AVX2 ? X86(activate_avx2) : activate_portable;
 }
 
-static void add(float *to, const uint16_t *bias, int64_t count)
+static void add(float *to, const uint16_t *bias, int64_t count, int32_t number)
 {
     for (int64_t o = 0; bias && o < count; o++)
-        to[o] += from_bf16(bias[o]);
+        to[o] += from_number(bias[o], number);
 }
 
 /* Columns [first, last) of what down takes, in the forms that it takes. */
@@ -217,9 +265,7 @@ static void share_middle(const struct work *work, int64_t first, int64_t last)
     const int64_t middle = middle_of(work->unit);
     if (wants_pairs(work))
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
-    const int64_t run = wanted_run(work, &work->unit->down);
-    if (run)
-        words_of(scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, work->rows, middle, first, last, run);
+    share_words(work, &work->unit->down, scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, first, last);
 }
 
 /* Rounded once, as the card's own kernel for these experts. */
@@ -230,17 +276,17 @@ static void make_paired(const void *given, int64_t first, int64_t last)
     const struct scratch *scratch = work->scratch;
     const struct inputs in = first_inputs(work);
     const int64_t middle = middle_of(unit);
-    product_of(unit->up.kind, work->team->level)(&unit->up, 2 * first, 2 * last, &in, scratch->both, 2 * middle);
+    product_of(unit->up.kind, unit->number, work->team->level)(&unit->up, 2 * first, 2 * last, &in, scratch->both, 2 * middle);
     for (int64_t r = 0; r < work->rows; r++) {
         float *both = scratch->both + r * 2 * middle, *made = scratch->up + r * middle;
-        add(both + 2 * first, unit->bias[1] ? unit->bias[1] + 2 * first : 0, 2 * (last - first));
+        add(both + 2 * first, unit->bias[1] ? unit->bias[1] + 2 * first : 0, 2 * (last - first), unit->number);
         for (int64_t o = first; o < last; o++) {
-            float gate = rounded(both[2 * o]), up = rounded(both[2 * o + 1]);
+            float gate = rounded(both[2 * o], unit->number), up = rounded(both[2 * o + 1], unit->number);
             gate = gate < unit->limit ? gate : unit->limit;
             up = up < -unit->limit ? -unit->limit : up > unit->limit ? unit->limit : up;
-            uint16_t value = to_bf16((up + 1.0f) * gate / (1.0f + exp_of(-unit->alpha * gate)));
+            uint16_t value = to_number((up + 1.0f) * gate / (1.0f + exp_of(-unit->alpha * gate)), unit->number);
             scratch->middle[r * middle + o] = value;
-            made[o] = from_bf16(value);
+            made[o] = from_number(value, unit->number);
         }
     }
     share_middle(work, first, last);
@@ -255,14 +301,15 @@ static void make_middle(const void *given, int64_t first, int64_t last)
     const int64_t middle = middle_of(unit), count = last - first;
     const int gated = unit->form == FORM_GATED;
     if (gated)
-        product_of(unit->gate.kind, work->team->level)(&unit->gate, first, last, &in, scratch->gate, middle);
-    product_of(unit->up.kind, work->team->level)(&unit->up, first, last, &in, scratch->up, middle);
+        product_of(unit->gate.kind, unit->number, work->team->level)(&unit->gate, first, last, &in, scratch->gate, middle);
+    product_of(unit->up.kind, unit->number, work->team->level)(&unit->up, first, last, &in, scratch->up, middle);
     for (int64_t r = 0; r < work->rows; r++) {
         float *gate = scratch->gate + r * middle + first, *up = scratch->up + r * middle + first;
         if (gated)
-            add(gate, unit->bias[0] ? unit->bias[0] + first : 0, count);
-        add(up, unit->bias[1] ? unit->bias[1] + first : 0, count);
-        activate_at(work->team->level)(gated ? gate : 0, up, scratch->middle + r * middle + first, count, unit->activation);
+            add(gate, unit->bias[0] ? unit->bias[0] + first : 0, count, unit->number);
+        add(up, unit->bias[1] ? unit->bias[1] + first : 0, count, unit->number);
+        activate_at(work->team->level)(gated ? gate : 0, up, scratch->middle + r * middle + first, count, unit->activation,
+                                        unit->number);
     }
     share_middle(work, first, last);
 }
@@ -279,10 +326,13 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
         work->rows, middle_of(unit), run, scratch->up, scratch->middle, pairs, scratch->middle_words, scratch->middle_eights,
     };
     const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
-    product_of(unit->down.kind, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
-    for (int64_t r = 0; r < work->rows; r++)
+    product_of(unit->down.kind, unit->number, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
+    for (int64_t r = 0; r < work->rows; r++) {
+        float *out = scratch->out + r * outputs;
+        add(out + first, unit->bias[2] ? unit->bias[2] + first : 0, last - first, unit->number);
         for (int64_t o = first; o < last; o++)
-            work->y[r * outputs + o] = to_bf16(scratch->out[r * outputs + o] + (unit->bias[2] ? from_bf16(unit->bias[2][o]) : 0));
+            work->y[r * outputs + o] = to_number(out[o], unit->number);
+    }
 }
 
 /* Blocks [first, last) of memory. */

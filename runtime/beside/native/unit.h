@@ -11,9 +11,9 @@ enum form { FORM_PRODUCT, FORM_PLAIN, FORM_GATED, FORM_READ, FORM_PAIRED };
 enum activation { ACT_SILU, ACT_GELU, ACT_GELU_TANH, ACT_RELU };
 
 struct unit {
-    int32_t form, activation;
+    int32_t form, activation, number; /* number: of x, y and biases, and what is rounded to */
     struct matrix gate, up, down;
-    const uint16_t *bias[3]; /* of gate, up, down, BF16; NULL for none */
+    const uint16_t *bias[3]; /* of gate, up, down; NULL for none */
     int64_t bytes;        /* that one pass reads */
     float alpha, limit;   /* of a paired one */
 };
@@ -32,8 +32,8 @@ int64_t middle_of(const struct unit *unit);
 int64_t scratch_bytes(const struct unit *unit, int64_t rows);
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows);
 
-/* Takes part until all rows of y are written. x: [rows][inputs], y: [rows][outputs], BF16. Returns 1 for the thread that finished the
- * last rows, else 0. What torch's BF16 layers round is rounded: each linear's output, the activation's, the product's. */
+/* Takes part until all rows of y are written. x: [rows][inputs], y: [rows][outputs]. Returns 1 for the thread that finished the last
+ * rows, else 0. What torch's layers of that number round is rounded: each linear's output, the activation's, the product's. */
 int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,
               const uint16_t *x, uint16_t *y);
 

@@ -39,4 +39,18 @@ static inline float from_f16(uint16_t bits)
     return as_float(sign | (size < 0x400u ? small : normal));
 }
 
+/* The nearest F16, ties to even. */
+static inline uint16_t to_f16(float value)
+{
+    uint32_t bits, below;
+    memcpy(&bits, &value, sizeof bits);
+    uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    float small = as_float(size) + 0.5f; /* its last place is that of the smallest F16 */
+    memcpy(&below, &small, sizeof below);
+    uint32_t normal = (size - (112u << 23) + 0xfffu + (size >> 13 & 1u)) >> 13;
+    normal = size >= 0x477ff000u ? 0x7c00u : normal;
+    normal = size < 0x38800000u ? below - 0x3f000000u : normal;
+    return (uint16_t)(sign | (size > 0x7f800000u ? 0x7e00u : normal));
+}
+
 #endif

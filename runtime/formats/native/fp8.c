@@ -1,4 +1,4 @@
-/* FP8 E4M3 with F32 scales of blocks: every element is float(element) * scale, rounded once to BF16. */
+/* FP8 E4M3 with F32 scales of blocks: every element is float(element) * scale, rounded once to BF16 or F16. */
 #include "rows.h"
 #include "strips.h"
 
@@ -7,7 +7,11 @@ struct fp8_job {
     const float *scales;
     uint16_t *out;
     int64_t columns, tall, wide, scale_columns, begin; /* begin: the row that out begins with */
+    int64_t out_kind;
 };
+
+/* What is written. */
+enum { BF16, F16 };
 
 /* E4M3FN: no infinities, 0x7f and 0xff are NaN. */
 ALONE float from_e4m3(uint32_t bits)
@@ -30,8 +34,10 @@ ALONE void fp8_rows(const void *given, int64_t first, int64_t last)
         for (int64_t from = 0; from < job->columns; from += job->wide, scales++) {
             int64_t to = from + job->wide < job->columns ? from + job->wide : job->columns;
             const float scale = *scales;
-            for (int64_t column = from; column < to; column++)
+            for (int64_t column = from; job->out_kind == BF16 && column < to; column++)
                 out[column] = to_bf16(from_e4m3(weight[column]) * scale);
+            for (int64_t column = from; job->out_kind == F16 && column < to; column++)
+                out[column] = to_f16(from_e4m3(weight[column]) * scale);
         }
     }
 }
@@ -41,14 +47,14 @@ WIDER(fp8_rows)
 int64_t fp8_decode(const uint8_t *weight, const float *scales, uint16_t *out, int64_t rows, int64_t columns, int64_t tall, int64_t wide,
                    int64_t threads)
 {
-    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, 0};
+    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, 0, BF16};
     over_rows(fp8_rows_wide, &job, rows, 1, threads);
     return 0;
 }
 
 void fp8_strip(int set, const uint8_t *weight, const float *scales, uint16_t *out, int64_t first, int64_t last, int64_t columns,
-               int64_t tall, int64_t wide)
+               int64_t tall, int64_t wide, int64_t out_kind)
 {
-    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, first};
+    struct fp8_job job = {weight, scales, out, columns, tall, wide, (columns + wide - 1) / wide, first, out_kind};
     fp8_rows_by(set)(&job, first, last);
 }

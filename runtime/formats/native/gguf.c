@@ -1,5 +1,5 @@
 /* Blocks of GGUF files: 32 or 256 elements of a row with their scales. Every element is computed in F32, each product and difference rounded
- * (compile without contraction), and rounded once more to BF16. */
+ * (compile without contraction), and rounded once more to BF16 or F16. */
 #include "rows.h"
 #include "strips.h"
 
@@ -7,7 +7,11 @@ struct gguf_job {
     const uint8_t *weight;
     uint16_t *out;
     int64_t kind; /* ggml's number of the type */
+    int64_t out_kind;
 };
+
+/* What is written. */
+enum { BF16, F16 };
 
 enum { Q4_0 = 2, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, SMALL = 32, LARGE = 256 };
 
@@ -20,10 +24,12 @@ ALONE float from_half(const uint8_t *bytes)
     return sign ? -value : value;
 }
 
-ALONE void round_all(const float *values, uint16_t *out, int count)
+ALONE void round_all(const float *values, uint16_t *out, int count, int64_t kind)
 {
-    for (int i = 0; i < count; i++)
+    for (int i = 0; kind == BF16 && i < count; i++)
         out[i] = to_bf16(values[i]);
+    for (int i = 0; kind == F16 && i < count; i++)
+        out[i] = to_f16(values[i]);
 }
 
 ALONE void q4_0(const uint8_t *block, float *values)
@@ -102,23 +108,23 @@ ALONE void gguf_blocks(const void *given, int64_t first, int64_t last)
         switch (job->kind) {
         case Q4_0:
             q4_0(job->weight + block * 18, values);
-            round_all(values, job->out + block * SMALL, SMALL);
+            round_all(values, job->out + block * SMALL, SMALL, job->out_kind);
             break;
         case Q8_0:
             q8_0(job->weight + block * 34, values);
-            round_all(values, job->out + block * SMALL, SMALL);
+            round_all(values, job->out + block * SMALL, SMALL, job->out_kind);
             break;
         case Q4_K:
             q4_k(job->weight + block * 144, values);
-            round_all(values, job->out + block * LARGE, LARGE);
+            round_all(values, job->out + block * LARGE, LARGE, job->out_kind);
             break;
         case Q5_K:
             q5_k(job->weight + block * 176, values);
-            round_all(values, job->out + block * LARGE, LARGE);
+            round_all(values, job->out + block * LARGE, LARGE, job->out_kind);
             break;
         case Q6_K:
             q6_k(job->weight + block * 210, values);
-            round_all(values, job->out + block * LARGE, LARGE);
+            round_all(values, job->out + block * LARGE, LARGE, job->out_kind);
             break;
         }
 }
@@ -129,16 +135,17 @@ static int64_t nbytes_of(int64_t kind)
     return kind == Q4_0 ? 18 : kind == Q8_0 ? 34 : kind == Q4_K ? 144 : kind == Q5_K ? 176 : 210;
 }
 
-void gguf_strip(int set, const uint8_t *weight, uint16_t *out, int64_t first, int64_t last, int64_t blocks_a_row, int64_t kind)
+void gguf_strip(int set, const uint8_t *weight, uint16_t *out, int64_t first, int64_t last, int64_t blocks_a_row, int64_t kind,
+                int64_t out_kind)
 {
-    struct gguf_job job = {weight + first * blocks_a_row * nbytes_of(kind), out, kind};
+    struct gguf_job job = {weight + first * blocks_a_row * nbytes_of(kind), out, kind, out_kind};
     gguf_blocks_by(set)(&job, 0, (last - first) * blocks_a_row);
 }
 
 /* out BF16 of so many blocks of the type kind, one of the five above, one after the other in weight. */
 int64_t gguf_decode(const uint8_t *weight, uint16_t *out, int64_t blocks, int64_t kind, int64_t threads)
 {
-    struct gguf_job job = {weight, out, kind};
+    struct gguf_job job = {weight, out, kind, BF16};
     over_rows(gguf_blocks_wide, &job, blocks, 64, threads);
     return 0;
 }

@@ -122,9 +122,9 @@ static rows_work nibbles_by(int set)
 }
 
 void nibbles_strip(int set, const uint8_t *codes, const float *values, const float *scales, uint16_t *out, int64_t first, int64_t last,
-                   int64_t columns, int64_t group)
+                   int64_t columns, int64_t group, int64_t out_kind)
 {
-    struct nibbles_job job = {codes + first * columns / 2, values, scales + first * columns / group, out, group, BF16};
+    struct nibbles_job job = {codes + first * columns / 2, values, scales + first * columns / group, out, group, out_kind};
     nibbles_by(set)(&job, 0, (last - first) * columns / group);
 }
 

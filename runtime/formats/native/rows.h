@@ -14,20 +14,6 @@ typedef void (*rows_work)(const void *job, int64_t first, int64_t last);
  * of grain. A caller that finds the other threads busy does all by itself. */
 void over_rows(rows_work work, const void *job, int64_t rows, int64_t grain, int64_t threads);
 
-/* The nearest F16, ties to even. */
-static inline uint16_t to_f16(float value)
-{
-    uint32_t bits, below;
-    memcpy(&bits, &value, sizeof bits);
-    uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
-    float small = as_float(size) + 0.5f; /* its last place is that of the smallest F16 */
-    memcpy(&below, &small, sizeof below);
-    uint32_t normal = (size - (112u << 23) + 0xfffu + (size >> 13 & 1u)) >> 13;
-    normal = size >= 0x477ff000u ? 0x7c00u : normal;
-    normal = size < 0x38800000u ? below - 0x3f000000u : normal;
-    return (uint16_t)(sign | (size > 0x7f800000u ? 0x7e00u : normal));
-}
-
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_INTRINSICS 1
 #define FOR_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))

@@ -254,9 +254,10 @@ static rows_work whole_by(int set)
 }
 
 void whole_strip(int set, const void *words, const uint16_t *scales, const void *zeros, uint16_t *out, int64_t first, int64_t last,
-                 int64_t rows, int64_t columns, int64_t groups, int64_t bits, int64_t layout, int64_t zero_kind, int64_t scale_kind)
+                 int64_t rows, int64_t columns, int64_t groups, int64_t bits, int64_t layout, int64_t zero_kind, int64_t scale_kind,
+                 int64_t out_kind)
 {
-    struct whole_job job = {words, scales, zeros, NULL, out, rows, columns, groups, bits, layout, zero_kind, scale_kind, BF16, first};
+    struct whole_job job = {words, scales, zeros, NULL, out, rows, columns, groups, bits, layout, zero_kind, scale_kind, out_kind, first};
     whole_by(set)(&job, first, last);
 }
 
