@@ -15,11 +15,12 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from itertools import cycle
 from statistics import median
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -39,7 +40,9 @@ MATRIX_ROWS = 14336
 PASS_ROWS = (1, 2, 4, 8, 16)
 ROTATED_BYTES = 1 << 30
 """Units that take turns, so that no cache holds the next one."""
-PLAIN, DRAWN = "BF16", 4 << 20
+PLAIN: Mapping[torch.dtype, str] = MappingProxyType({torch.bfloat16: "BF16", torch.float16: "F16"})
+"""The formats of weights as they are computed with."""
+DRAWN = 4 << 20
 PATIENCE = 4
 """Times the seconds that were asked for: formats that are not begun by then get no rate, so that the others have one."""
 COPIED_BYTES = 64 << 20
@@ -54,30 +57,34 @@ PAYS = 1.03
 """Times as many bytes a second, of CPU and link together, from which on a format has threads of its own."""
 
 
-def units_of(name: str, stretch: Stretch) -> list[HostFfn]:
-    """FFNs alike, in format ``name``, as many as ``stretch`` has room for; none where the CPU has no product with it."""
+def units_of(name: str, stretch: Stretch, dtype: torch.dtype = torch.bfloat16) -> list[HostFfn]:
+    """FFNs alike, in format ``name``, that compute with ``dtype``, as many as ``stretch`` has room for; none where the CPU has no product
+    with it."""
     stretch.rewind()
     found: list[HostFfn] = []
     with suppress(IndexError):
-        while (unit := _unit(name, stretch)) is not None:
+        while (unit := _unit(name, stretch, dtype)) is not None:
             found.append(unit)
     return found
 
 
-def _unit(name: str, stretch: Stretch) -> HostFfn | None:
+def _unit(name: str, stretch: Stretch, dtype: torch.dtype) -> HostFfn | None:
     shapes = (MATRIX_ROWS, COLUMNS), (MATRIX_ROWS, COLUMNS), (COLUMNS, MATRIX_ROWS)
     gate, up, down = (_matrix(name, stretch, *shape) for shape in shapes)
-    return None if gate is None or up is None or down is None else HostFfn(gate, up, down)
+    if gate is None or up is None or down is None or not down.takes(dtype):
+        return None
+    return HostFfn(gate, up, down, dtype=dtype)
 
 
 def _matrix(name: str, stretch: Stretch, rows: int, columns: int) -> HostMatrix | None:
-    parts = {PLAIN: {"weight": ((rows, columns), torch.bfloat16)}, **samples(rows, columns)}[name]
+    plain = {form: {"weight": ((rows, columns), dtype)} for dtype, form in PLAIN.items()}
+    parts = {**plain, **samples(rows, columns)}[name]
     return host_matrix_of(name, stretch.cut(parts))
 
 
-def plain_units() -> list[HostFfn]:
-    """In BF16, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
-    return units_of(PLAIN, Stretch(ROTATED_BYTES, torch.randn(DRAWN).to(torch.bfloat16).view(torch.uint8)))
+def plain_units(dtype: torch.dtype = torch.bfloat16) -> list[HostFfn]:
+    """Weights of ``dtype``, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
+    return units_of(PLAIN[dtype], Stretch(ROTATED_BYTES, torch.randn(DRAWN).to(dtype).view(torch.uint8)), dtype)
 
 
 class Copying(AbstractContextManager["Copying"], Protocol):
@@ -163,8 +170,8 @@ class KvLayers:
 def unit_gbps(pool: HostPool, units: Sequence[HostFfn], rows: int, seconds: float) -> float:
     """Stored bytes a second of units of ``rows`` rows, the next one at every call: by the median. A core that another program had for a
     moment would halve a rate that is timed for so short."""
-    x = torch.randn(rows, units[0].inputs).to(torch.bfloat16)
-    out = torch.empty(rows, units[0].outputs, dtype=torch.bfloat16)
+    x = torch.randn(rows, units[0].inputs).to(units[0].dtype)
+    out = torch.empty(rows, units[0].outputs, dtype=units[0].dtype)
     turn = cycle(units)
     pool.ffn(next(turn), x, out)
     took, end = list[float](), time.perf_counter() + seconds

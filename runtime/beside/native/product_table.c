@@ -97,9 +97,9 @@ product_fn product_of(int32_t kind, int32_t number, int level)
     return table[kind].by[number][level];
 }
 
-int64_t words_run(int32_t kind, int level)
+int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 {
-    if (level < LEVEL_AVX512)
+    if (level < LEVEL_AVX512 || rows > (number == NUMBER_F16 ? MOST_TWOS : MOST_WIDE))
         return 0;
     switch (kind) {
     case KIND_INT4:

@@ -46,8 +46,8 @@ struct matrix {
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
 enum { TILE_ROWS = 16, TILES_FROM = 5, AWQ_ROWS = 64 };
 
-/* So many input rows are multiplied at once without tiles. */
-enum { MOST_WIDE = 4 };
+/* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. */
+enum { MOST_WIDE = 4, MOST_TWOS = 16 };
 
 /* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
 enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
@@ -70,8 +70,8 @@ typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, 
 /* The function of a kind with inputs of a number, for the widest instruction set up to level. F16 is multiplied by all but lossless. */
 product_fn product_of(int32_t kind, int32_t number, int level);
 
-/* The run of product_words.h by which products of a kind read up to MOST_WIDE input rows at level; 0 for none. */
-int64_t words_run(int32_t kind, int level);
+/* The run of product_words.h by which products of a kind read so many input rows at level; 0 for none. */
+int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level);
 
 /* Rows of a matrix of a kind that a thread should claim together: a multiple of 16. */
 int64_t rows_at_once(int32_t kind);

@@ -114,7 +114,7 @@ static void pairs_of(const uint16_t *values, uint16_t *pairs, int64_t rows, int6
 
 static int64_t wanted_run(const struct work *work, const struct matrix *m)
 {
-    return work->rows <= MOST_WIDE ? words_run(m->kind, work->team->level) : 0;
+    return words_run(m->kind, work->unit->number, work->rows, work->team->level);
 }
 
 /* What BF16 leaves of an F16 number, which is a BF16, too. Nothing of what is no number, or has no end. */

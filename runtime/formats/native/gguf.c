@@ -26,10 +26,12 @@ ALONE float from_half(const uint8_t *bytes)
 
 ALONE void round_all(const float *values, uint16_t *out, int count, int64_t kind)
 {
-    for (int i = 0; kind == BF16 && i < count; i++)
-        out[i] = to_bf16(values[i]);
-    for (int i = 0; kind == F16 && i < count; i++)
-        out[i] = to_f16(values[i]);
+    if (kind == F16)
+        for (int i = 0; i < count; i++)
+            out[i] = to_f16(values[i]);
+    else
+        for (int i = 0; i < count; i++)
+            out[i] = to_bf16(values[i]);
 }
 
 ALONE void q4_0(const uint8_t *block, float *values)

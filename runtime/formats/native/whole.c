@@ -56,6 +56,28 @@ ALONE int32_t zero_of(const struct whole_job *job, int64_t row, int64_t group)
     return (int32_t)(job->zero_kind == LESS_ONE ? (zero + 1u) & mask : zero);
 }
 
+/* What each number of 4 bits is. */
+ALONE void numbers_of(float zero, float scale, uint16_t *table, int64_t scale_kind, int64_t out_kind)
+{
+    for (int number = 0; number < 16; number++)
+        table[number] = rounded(((float)number - zero) * scale, scale_kind, out_kind);
+}
+
+/* The same, by loops that a compiler makes wide. */
+ALONE void table_of(float zero, float scale, uint16_t *table, int64_t scale_kind, int64_t out_kind)
+{
+    if (scale_kind == BF16 && out_kind == BF16)
+        numbers_of(zero, scale, table, BF16, BF16);
+    else if (scale_kind == F16 && out_kind == F16)
+        numbers_of(zero, scale, table, F16, F16);
+    else if (scale_kind == F16 && out_kind == BF16)
+        numbers_of(zero, scale, table, F16, BF16);
+    else if (scale_kind == BF16 && out_kind == F16)
+        numbers_of(zero, scale, table, BF16, F16);
+    else
+        numbers_of(zero, scale, table, scale_kind, out_kind);
+}
+
 /* count numbers of 4 bits by a table of what each is. */
 ALONE void by_table(const uint8_t *codes, const uint16_t *table, uint16_t *out, int64_t count)
 {
@@ -108,8 +130,7 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
         const float scale = scale_of(job, row, group), zero = (float)zero_of(job, row, group);
         if (job->bits == 4) {
             uint16_t table[16];
-            for (int number = 0; number < 16; number++)
-                table[number] = rounded(((float)number - zero) * scale, scale_kind, out_kind);
+            table_of(zero, scale, table, scale_kind, out_kind);
 #ifdef HAS_INTRINSICS
             if (wide)
                 by_table_wide(codes + (from - first) / 2, table, out + from, to - from);
@@ -120,6 +141,8 @@ ALONE void columns_of(const struct whole_job *job, int64_t row, const uint8_t *c
             bytes_of(codes + from - first, zero, scale, flip, out + from, to - from, BF16, BF16);
         } else if (scale_kind == F16 && out_kind == F16) {
             bytes_of(codes + from - first, zero, scale, flip, out + from, to - from, F16, F16);
+        } else if (scale_kind == BF16 && out_kind == F16) {
+            bytes_of(codes + from - first, zero, scale, flip, out + from, to - from, BF16, F16);
         } else {
             bytes_of(codes + from - first, zero, scale, flip, out + from, to - from, scale_kind, out_kind);
         }
@@ -138,8 +161,8 @@ static void ordered_columns(const struct whole_job *job, int64_t row, const uint
     for (int64_t group = 0; group < job->groups; group++) {
         scale[group] = scale_of(job, row, group);
         zero[group] = (float)zero_of(job, row, group);
-        for (int number = 0; number < 16 && job->bits == 4; number++)
-            table[group * 16 + number] = rounded(((float)number - zero[group]) * scale[group], job->scale_kind, job->out_kind);
+        if (job->bits == 4)
+            table_of(zero[group], scale[group], table + group * 16, job->scale_kind, job->out_kind);
     }
     for (int64_t column = first; column < last; column++) {
         int64_t at = column - first, group = job->members[column];
