@@ -167,15 +167,15 @@ def _other_forms(question: Question) -> Iterator[Offer]:
 
 
 def _in_rows(question: Question) -> Iterator[Offer]:
-    """The same numbers in the order of rows, where GPTQ or AWQ has another; not where columns have named groups. And BF16 for F16, in which
-    the CPU multiplies beside no card."""
+    """The same numbers in the order of rows, where GPTQ or AWQ has another; not where columns have named groups. And BF16 for F16, of which
+    the CPU multiplies more rows a second beside a card."""
     rows = _turned(question.model)
     if rows is not question.model:
         words = "the same numbers in an order that products read as they lie (runtime pack format=rows)"
         yield Offer("rows", words, replace(question, model=rows), is_bought=False)
     if question.model.compute_dtype is Dtype.float16 and question.hardware.host is not None:
         also = "" if rows is question.model else ", and that order"
-        words = f'computing in BF16, in which the CPU multiplies, too ("dtype": "bfloat16" in config.json{also})'
+        words = f'computing in BF16, by which the CPU multiplies faster ("dtype": "bfloat16" in config.json{also})'
         kv = Dtype.bfloat16 if question.model.kv_dtype is Dtype.float16 else question.model.kv_dtype
         yield Offer("bf16", words, replace(question, model=replace(rows, compute_dtype=Dtype.bfloat16, kv_dtype=kv)), is_bought=False)
 

@@ -60,8 +60,8 @@ def _with_host(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     """Products of all formats, and attention, in proportion."""
     factor, host = gbps / _host_gbps(hardware), hardware.host
     assert host is not None
-    products = {name: _faster(curve, factor) for name, curve in host.products.items()}
-    return replace(hardware, host=replace(host, products=products, attention_gbps=host.attention_gbps * factor))
+    products, halves = ({name: _faster(curve, factor) for name, curve in curves.items()} for curves in (host.products, host.f16_products))
+    return replace(hardware, host=replace(host, products=products, f16_products=halves, attention_gbps=host.attention_gbps * factor))
 
 
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:

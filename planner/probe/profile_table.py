@@ -50,6 +50,8 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         products = "\n".join(_products(name, rates) for name, rates in host.products.items())
         others = ", ".join(f"{count} for {name}" for name, count in host.format_threads.items())
         rows += [("host.threads", "; ".join(filter(None, [str(host.threads), others]))), ("host.products", products)]
+        if host.f16_products:
+            rows.append(("host.f16_products", "\n".join(_products(name, rates) for name, rates in host.f16_products.items())))
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
         rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
     if config.devices is not None:

@@ -12,7 +12,15 @@ from typing import Any
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
-PRODUCTS = ("host.threads", "host.products", "host.beside_h2d", "host.h2d_beside", "host.attention_gbps", "host.format_threads")
+PRODUCTS = (
+    "host.threads",
+    "host.products",
+    "host.beside_h2d",
+    "host.h2d_beside",
+    "host.attention_gbps",
+    "host.format_threads",
+    "host.f16_products",
+)
 HOPS = ("links.hop_s", "links.p2p_gbps")
 LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s", "links.vram_bytes")
 HOP_WAYS = {"copies": "copies from GPU to GPU", "NCCL": "NCCL send and receive", "gloo": "gloo send and receive"}
@@ -45,6 +53,7 @@ def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> I
         yield Figure("dram.bus_gbps", told["bus_gbps"], f"products and copies together; plain reads got {bus_gbps:.1f} GB/s")
     yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
     yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
+    yield Figure("host.f16_products", told["f16_products"], "GB/s of stored bytes by rows of F16, the same FFNs, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")
     yield Figure(

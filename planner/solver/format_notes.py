@@ -9,9 +9,10 @@ from typing import Any
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, parse_object, read_bytes
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.config.config_schema import ModelConfig
-from penstock.planner.contract.given.formats import Dtype, in_rows
+from penstock.planner.contract.given.formats import in_rows
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.prices.beside import no_f16_rates
 from penstock.planner.contract.published.hub_names import config_folder, hub_name
 from penstock.planner.contract.stored.activations import named_activations, names_kv
 
@@ -26,8 +27,8 @@ def format_notes(model: ModelSpec, asked: ModelConfig, hardware: HardwareProfile
         yield f"KV stays {model.kv_dtype.value}: the checkpoint names another dtype for it"
     if turned := sorted({unit.format.name for unit in model.units if in_rows(unit.format)}):
         yield f"numbers of {', '.join(turned)} lie in another order than products read: `runtime pack format=rows` mends it, to the bit"
-    if model.compute_dtype is Dtype.float16 and hardware.host is not None:
-        yield 'the CPU multiplies nothing beside the card, as the checkpoint computes in F16: "dtype": "bfloat16" in config.json lets it'
+    if no_f16_rates(hardware, model):
+        yield "the CPU multiplies nothing beside the card: the profile has no rates of it with F16, which `planner probe` measures"
 
 
 def _said(asked: ModelConfig) -> Mapping[str, Any]:

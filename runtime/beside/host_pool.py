@@ -49,7 +49,7 @@ class UnitRows(NamedTuple):
 
     @classmethod
     def of(cls, x: torch.Tensor, out: torch.Tensor) -> UnitRows:
-        """Of ``x`` [rows, inputs] and ``out`` [rows, outputs]. ValueError unless both are plain on the CPU, BF16 or F16, of as many rows."""
+        """Of ``x`` [rows, inputs] and ``out`` [rows, outputs]. ValueError unless both are plain BF16 or F16 on the CPU, of as many rows."""
         (height, inputs), (made, outputs) = _plain(x), _plain(out)
         if made != height:
             raise ValueError(f"{height} input rows for {made} output rows")
@@ -228,5 +228,7 @@ def pool_here(threads: int, tell: Callable[[str], None] = lambda line: None) -> 
 def _plain(tensor: torch.Tensor) -> tuple[int, int]:
     """Its rows and columns."""
     if tensor.dtype not in NUMBERS or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.ndim != 2:
-        raise ValueError(f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16 or F16")
+        raise ValueError(
+            f"a {tensor.dtype} tensor of shape {tuple(tensor.shape)} on {tensor.device} is no plain [rows, columns] of BF16 or F16"
+        )
     return tensor.shape[0], tensor.shape[1]

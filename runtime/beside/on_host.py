@@ -25,8 +25,8 @@ from penstock.runtime.formats.stored_linear import StoredLinear
 
 @dataclass(frozen=True)
 class OnHost:
-    """``coding`` of ``form``, whose matrices ``pool`` multiplies by few rows of BF16 or F16. Sums are F32, in another order than torch's, of weights
-    that have the bits of decoded ones."""
+    """``coding`` of ``form``, whose matrices ``pool`` multiplies by few rows of BF16 or F16. Sums are F32, in another order than
+    torch's, of weights that have the bits of decoded ones, or are not rounded at all (docs/formats.md)."""
 
     coding: Coding
     form: str

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
@@ -130,7 +132,7 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
     share, split = None, host_split(plan.hardware, plan.model, decided.experts, decided.batch)
     if split is not None and plan.hardware.host is not None:
         threads = plan.hardware.host.threads_of(plan.model.ffn_formats)
-        share = CpuShare(split, threads, decided.batch, plan.model.hidden, options.tell)
+        share = CpuShare(split, threads, decided.batch, plan.model.hidden, getattr(torch, plan.model.compute_dtype), options.tell)
     experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from penstock.planner.common.errors import UserError
@@ -34,6 +35,8 @@ class CpuShare:
     rows: int
     """Of a step, at most."""
     hidden: int
+    dtype: torch.dtype
+    """What the model computes in."""
     tell: Callable[[str], None] = lambda line: None
     """Gets lines for the user."""
 

@@ -76,7 +76,7 @@ class Experts:
         if share is None or room.experts is None:
             return None
         try:
-            units = {layer: ExpertUnits(module) for layer, module in layers_with_experts(layers)}
+            units = {layer: ExpertUnits(module, share.dtype) for layer, module in layers_with_experts(layers)}
             key, layout = next(iter(room.layouts.items()))
             anywhere = torch.empty(layout.nbytes, dtype=torch.uint8)
             units[key[0]].of(key[1], SlotViews({key: layout.tensors}).of(key, 0, anywhere))
@@ -90,7 +90,7 @@ class Experts:
             return units[layer].of(expert, views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
-        return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card)
+        return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card, share.dtype)
 
     @property
     def results(self) -> torch.Tensor | None:

@@ -46,10 +46,11 @@ class LaunchedUnits:
         self.refused: str | None = None
         """Why nothing is handed over; None where units are."""
         self._layers = frozenset(unit.unit.layer for unit in units)
+        dtype = units[0].ffn.dtype
         widths = units[0].ffn.inputs, units[0].ffn.outputs
-        held = [torch.zeros(rows * width * torch.bfloat16.itemsize, dtype=torch.uint8, pin_memory=locked) for width in widths]
-        self._x, self._y = (one.view(torch.bfloat16).view(rows, -1) for one in held)
-        self._to, self._from = (device.alias(one).view(torch.bfloat16).view(rows, -1) for one in held)
+        held = [torch.zeros(rows * width * dtype.itemsize, dtype=torch.uint8, pin_memory=locked) for width in widths]
+        self._x, self._y = (one.view(dtype).view(rows, -1) for one in held)
+        self._to, self._from = (device.alias(one).view(dtype).view(rows, -1) for one in held)
         self._begun: Event | None = None
         """Where the card begins with the layer in progress: all that its attention waits for is there."""
         self._live = self._real = False

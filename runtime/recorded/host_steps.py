@@ -25,7 +25,7 @@ from penstock.runtime.recorded.heard_stream import HeardStream
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 
 _GATED, _PLAIN = ("gate_proj", "up_proj", "down_proj"), ("fc1", "fc2")
-_BF16, _INT32 = torch.bfloat16.itemsize, torch.int32.itemsize
+_INT32 = torch.int32.itemsize
 
 
 class Flags(Protocol):
@@ -52,19 +52,29 @@ class HostUnit:
         return self.unit.kind == "head"
 
 
-def host_unit(unit: Unit, name: str, module: nn.Module, tensors: Mapping[str, torch.Tensor], activation: str) -> HostUnit:
-    """``module``, which its layer calls ``name``; ``tensors`` of the layer, by name, in DRAM. RuntimeError where the CPU has no product
-    with them, which the plan's rules exclude."""
+def host_unit(
+    unit: Unit,
+    name: str,
+    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    activation: str,
+    dtype: torch.dtype = torch.bfloat16,
+) -> HostUnit:
+    """``module``, which its layer calls ``name`` and which computes with ``dtype``; ``tensors`` of the layer, by name, in
+    DRAM. RuntimeError where the CPU has no product with them, which the plan's rules exclude."""
     projections = _GATED if hasattr(module, _GATED[0]) else _PLAIN
     matrices = [_matrix(module.get_submodule(p), f"{name}.{p}.", tensors) for p in projections]
     biases = [tensors.get(f"{name}.{p}.bias") for p in projections]
     gate, gate_bias = (matrices[0], biases[0]) if len(matrices) == 3 else (None, None)
-    return HostUnit(unit, module, HostFfn(gate, matrices[-2], matrices[-1], activation, (gate_bias, biases[-2], biases[-1])))
+    ffn = HostFfn(gate, matrices[-2], matrices[-1], activation, (gate_bias, biases[-2], biases[-1]), dtype=dtype)
+    return HostUnit(unit, module, ffn)
 
 
-def host_block(unit: Unit, head: BlockedHead, tensors: Mapping[str, torch.Tensor]) -> HostUnit:
+def host_block(
+    unit: Unit, head: BlockedHead, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16
+) -> HostUnit:
     """A block of ``head``, whose rows ``tensors`` hold in DRAM as ``weight``. The head adds its bias itself. RuntimeError as above."""
-    return HostUnit(unit, head, host_linear(_made(head.form, str(unit), tensors)))
+    return HostUnit(unit, head, host_linear(_made(head.form, str(unit), tensors), dtype=dtype))
 
 
 def _matrix(module: nn.Module, prefix: str, tensors: Mapping[str, torch.Tensor]) -> HostMatrix:
@@ -95,22 +105,22 @@ class HostSteps:
     """
 
     def __init__(self, pool: HostPool, units: Sequence[HostUnit], rows: int, device: CopyDevice, ledger: Ledger, in_turn: bool = False):
-        hidden = units[0].ffn.inputs
+        hidden, dtype = units[0].ffn.inputs, units[0].ffn.dtype
         self._units, self._rows, self._ledger = units, rows, ledger
         words, places, end = len(units) * FLAG_WORDS, list[int](), rows * hidden
         for unit in units:
             places.append(end if unit.is_of_head else 0)
             end += rows * unit.ffn.outputs if unit.is_of_head else 0
-        sizes = (rows * hidden * _BF16, end * _BF16, *[words * _INT32] * (3 if in_turn else 2))
+        sizes = (rows * hidden * dtype.itemsize, end * dtype.itemsize, *[words * _INT32] * (3 if in_turn else 2))
         locked = [torch.zeros(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
-        self._to = device.alias(locked[0]).view(torch.bfloat16).view(rows, -1)
-        made = device.alias(locked[1]).view(torch.bfloat16)
+        self._to = device.alias(locked[0]).view(dtype).view(rows, -1)
+        made = device.alias(locked[1]).view(dtype)
         ends = (at + rows * unit.ffn.outputs for at, unit in zip(places, units, strict=True))
         self._from = [made[at:past].view(rows, -1) for at, past in zip(places, ends, strict=True)]
         self._ask, self._done = (one.view(torch.int32) for one in locked[2:4])
         self._near = locked[4].view(torch.int32) if in_turn else None
         self._numbers = {unit.unit.layer: number for number, unit in enumerate(units) if not unit.is_of_head}
-        x, y = (one.view(torch.bfloat16) for one in locked[:2])
+        x, y = (one.view(dtype) for one in locked[:2])
         ffns = [unit.ffn for unit in units]
         self._serve = pool.serve(ffns, rows, hidden, self._ask, self._done, x, y, self._near, None if in_turn else places)
         torch.mul(torch.mul(self._to, 1), 1, out=self._to)  # loads what is recorded later

@@ -2,7 +2,8 @@
 
     python -m penstock.runtime.timed.host_product_times cores=16 [seconds=4] [gpu=0]
 
-Ends with one JSON line: ``threads``; ``bus_gbps``, the most that passed, copies included; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes]; with a card ``beside_h2d``,
+Ends with one JSON line: ``threads``; ``bus_gbps``, the most that passed, copies included; ``products``, format -> rows of [rows of the
+pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a card ``beside_h2d``,
 the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and ``format_threads``, format ->
 threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB
 of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of each format its own bytes at random took longer than all that is
@@ -209,8 +210,9 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
         yield "beside_h2d", min(1.0, share)
         yield "h2d_beside", min(1.0, (together - beside) / link)
     with closing(HostPool(threads)) as pool:
-        products = {PLAIN: by_rows(pool, plain, seconds)}
+        products = {PLAIN[torch.bfloat16]: by_rows(pool, plain, seconds)}
         del plain
+        halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(torch.float16), seconds)}
         yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
     stretch, of_their_own = Stretch(ROTATED_BYTES), dict[str, int]()
     end = time.perf_counter() + PATIENCE * seconds
@@ -221,7 +223,10 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
                 of_their_own[name] = wanted
             with closing(HostPool(wanted)) as pool:
                 products[name] = by_rows(pool, units, seconds)
+                if units := units_of(name, stretch, torch.float16):
+                    halves[name] = by_rows(pool, units, seconds)
     yield "products", products
+    yield "f16_products", halves
     yield "format_threads", of_their_own
 
 

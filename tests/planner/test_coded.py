@@ -177,9 +177,12 @@ def test_solve_says_what_would_make_products_faster() -> None:
     halves = replace(model().stored_as(KNOWN_FORMATS["AWQ-128"]), compute_dtype=Dtype.float16)
     host = replace(machine(), host=HostRates(4, {"BF16": Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9))
     plain = ModelConfig(name="x")
-    (order, dtype) = format_notes(halves, plain, host)
-    assert order.startswith("numbers of AWQ-128 lie in another order") and "format=rows" in order and '"dtype": "bfloat16"' in dtype
+    (order, rates) = format_notes(halves, plain, host)
+    assert order.startswith("numbers of AWQ-128 lie in another order") and "format=rows" in order
+    assert "no rates of it with F16, which `planner probe` measures" in rates
     assert list(format_notes(halves, plain, machine())) == [order] and not list(format_notes(model(), plain, host))
+    probed = replace(host, host=replace(host.host, f16_products={"AWQ-128": Curve(((1, 20.0),))}))
+    assert list(format_notes(halves, plain, probed)) == [order]
 
 
 def test_solve_says_how_fast_each_format_is_decoded_and_where_the_rate_is_from() -> None:

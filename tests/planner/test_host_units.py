@@ -13,11 +13,13 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
-from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.beside import Beside, host_rows_timed
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
@@ -56,6 +58,20 @@ def test_cpu_and_link_work_at_once_and_a_step_takes_what_both_together_leave():
     assert predicted.decode_s_per_token == pytest.approx(max(*stages.values(), stages["card"] + stages["cpu"]))
     assert predicted.prefill_s == pytest.approx(before.prefill_s, rel=0.01)
     assert predicted.h2d_bytes_per_token == before.h2d_bytes_per_token - made.weights.host.ffn * 120 * MB
+
+
+def test_the_cpu_computes_units_of_an_f16_model_where_its_rates_with_f16_are_known():
+    """At its own rates; a profile of before they were timed means what it did, and says so."""
+    halves = replace(M.stored_as(KNOWN_FORMATS["F16"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
+    before, known = beside(), beside(replace(RATES, f16_products={"F16": Curve(((1, 38.0), (8, 20.0)))}))
+    assert solve(before, halves, work()).weights.host == HostUnits()
+    with pytest.raises(UserError, match=r"force.host_ffn=4 .*no rates of the CPU with F16 \(`planner probe` measures them\)"):
+        solve(before, halves, work(), Force(host_ffn=4))
+    made = solve(known, halves, work())
+    assert made.weights.host.ffn > 0 and host_rows_timed(known, halves) == 8 and host_rows_timed(known, M) == 16
+    ours, theirs = (Beside.of(known, m, 1, made.weights.forms) for m in (halves, M))
+    assert ours.alone_s(halves.of_kind(UnitKind.ffn)[0]) == pytest.approx(2 * theirs.alone_s(M.of_kind(UnitKind.ffn)[0]))
+    assert not broken_rules(known, halves, work(), made)
 
 
 def test_host_units_lie_in_dram_between_those_that_stream_and_pass_the_ring_in_prompts():

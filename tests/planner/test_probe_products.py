@@ -7,7 +7,7 @@ import pytest
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
-from penstock.planner.contract.given.formats import KNOWN_FORMATS
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.probe import runtime_rates
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.measure import _host
@@ -16,6 +16,7 @@ from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
 TOLD |= {"attention_gbps": 66.0, "bus_gbps": 120.0, "format_threads": {"INT4-128": 14}}
+TOLD |= {"f16_products": {"INT4-128": [[1, 25.0], [8, 10.0]]}}
 
 
 def answering(monkeypatch, told, code=0, stderr=""):
@@ -47,6 +48,11 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     )
     mapped = hardware_mapping(hardware_from(cfg))["host"]
     assert mapped["products"] == TOLD["products"] and mapped["format_threads"] == TOLD["format_threads"]
+    assert mapped["f16_products"] == TOLD["f16_products"]
+    halves = made.computing(Dtype.float16)
+    assert [halves.most_rows(KNOWN_FORMATS[name]) for name in ("INT4-128-asym", "BF16")] == [8, 0] and made.computing(
+        Dtype.bfloat16
+    ) is made
     plain, int4, gptq = (KNOWN_FORMATS[name] for name in ("BF16", "INT4-64", "GPTQ4-128"))
     assert [made.threads_of(one) for one in ([plain], [int4], [plain, int4], [gptq], [])] == [12, 14, 14, 12, 12]
     cfg.host.format_threads = {"INT4-128": 0}

@@ -20,19 +20,19 @@ from tests.support import HostCopier
 
 
 class Gated(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj = (nn.Linear(32, 48, bias=False, dtype=torch.bfloat16) for _ in range(2))
-        self.down_proj = nn.Linear(48, 32, bias=False, dtype=torch.bfloat16)
+        self.gate_proj, self.up_proj = (nn.Linear(32, 48, bias=False, dtype=dtype) for _ in range(2))
+        self.down_proj = nn.Linear(48, 32, bias=False, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Plain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(32, 48, dtype=torch.bfloat16), nn.Linear(48, 32, dtype=torch.bfloat16)
+        self.fc1, self.fc2 = nn.Linear(32, 48, dtype=dtype), nn.Linear(48, 32, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.fc2(nn.functional.gelu(self.fc1(x), approximate="tanh"))
@@ -59,25 +59,26 @@ class PlayedWords(PlayedGraph):
         return torch.frombuffer((ctypes.c_int32 * 1).from_address(address), dtype=torch.int32)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("made", "activation"), [(Gated, "silu"), (Plain, "gelu_tanh")])
 @pytest.mark.parametrize(("rows", "in_turn"), [(1, False), (3, False), (2, True)])
 def test_what_the_cpu_computes_comes_back(
-    made: type[nn.Module], activation: str, rows: int, in_turn: bool, monkeypatch: pytest.MonkeyPatch
+    made: type[Gated | Plain], activation: str, rows: int, in_turn: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))  # a machine without a card pins nothing
     torch.manual_seed(rows)
-    modules = [made() for _ in range(3)]
+    modules = [made(dtype) for _ in range(3)]
     units = []
     for i, module in enumerate(modules):
         tensors = {f"mlp.{name}": p.detach() for name, p in module.named_parameters()}
-        units.append(host_unit(Unit("ffn", i), "mlp", module, tensors, activation))
+        units.append(host_unit(Unit("ffn", i), "mlp", module, tensors, activation, dtype))
     ledger, words = Ledger(), PlayedWords()
     stream = RecordedStream((), {}, words, ledger)
     with HostPool(2) as pool:
         steps = HostSteps(pool, units, rows, HostCopier(), ledger, in_turn)
-        x = torch.randn(1, rows, 32, dtype=torch.bfloat16)
+        x = torch.randn(1, rows, 32, dtype=dtype)
         for _ in range(3):
             steps.begin_step()
             with steps.computing(words, stream) as fed, torch.inference_mode():
@@ -89,7 +90,7 @@ def test_what_the_cpu_computes_comes_back(
                     got.append(module(x))
                     said = words.written
             for module, out in zip(modules, got, strict=True):
-                assert out.shape == x.shape
+                assert out.shape == x.shape and out.dtype is dtype
                 want = cast(torch.Tensor, module(x)).float()
                 assert torch.allclose(out.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
             steps.settle()

@@ -203,21 +203,27 @@ def _gpu(cfg: GpuConfig, key: str = "hardware.gpu") -> Gpu:
 
 
 def _host(cfg: HostConfig) -> HostRates:
-    key = "hardware.host.products"
-    _known_formats(key, cfg.products)
-    products = {name: _curve(f"{key}.{name}", rows, "[rows, GB/s]") for name, rows in cfg.products.items()}
+    products, f16_products = (
+        _host_curves(f"hardware.host.{key}", rates) for key, rates in (("products", cfg.products), ("f16_products", cfg.f16_products))
+    )
     _known_formats("hardware.host.format_threads", cfg.format_threads)
     for name, threads in cfg.format_threads.items():
         if flaw := CORES.flaw(threads):
             raise UserError(f"hardware.host.format_threads.{name}={threads}: {flaw}; `planner probe` finds how many pay")
     rates = cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside, cfg.attention_gbps, cfg.attention_hop_s
-    return HostRates(cfg.threads, products, *rates, dict(cfg.format_threads))
+    return HostRates(cfg.threads, products, *rates, dict(cfg.format_threads), f16_products)
+
+
+def _host_curves(key: str, rates: Mapping[str, list[list[Any]]]) -> dict[str, Curve]:
+    _known_formats(key, rates)
+    return {name: _curve(f"{key}.{name}", rows, "[rows, GB/s]") for name, rows in rates.items()}
 
 
 def _host_mapping(host: HostRates) -> dict[str, Any]:
-    products = {name: [list(point) for point in curve.points] for name, curve in host.products.items()}
-    found = {name: getattr(host, name) for name in HostRates.__dataclass_fields__} | {"products": products}
-    return found if host.format_threads else {name: value for name, value in found.items() if name != "format_threads"}
+    found = {name: getattr(host, name) for name in HostRates.__dataclass_fields__}
+    for key in ("products", "f16_products"):
+        found[key] = {name: [list(point) for point in curve.points] for name, curve in found[key].items()}
+    return {name: value for name, value in found.items() if value or name not in ("format_threads", "f16_products")}
 
 
 def _known_formats(key: str, names: Iterable[str]) -> None:

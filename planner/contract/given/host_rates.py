@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from penstock.planner.contract.given.curve import Curve
-from penstock.planner.contract.given.formats import Format
+from penstock.planner.contract.given.formats import Dtype, Format
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,14 @@ class HostRates:
     outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps."""
     format_threads: Mapping[str, int] = field(default_factory=dict)
     """Format -> threads that multiply by it, where more pay than :attr:`threads`: arithmetic binds it and not the bus."""
+    f16_products: Mapping[str, Curve] = field(default_factory=dict)
+    """:attr:`products` with inputs in F16 in place of BF16. An F16 row by stored numbers costs about what two BF16 rows do."""
+
+    def computing(self, dtype: Dtype) -> HostRates:
+        """The rates of a model that computes in ``dtype``; without products where none were timed, and in F32."""
+        if dtype is Dtype.bfloat16:
+            return self
+        return replace(self, products=self.f16_products if dtype is Dtype.float16 else {})
 
     def curve(self, stored: Format) -> Curve | None:
         """Rates of ``stored``, or of the first format of its family, whose name begins alike; None where there is none."""

@@ -51,16 +51,22 @@ from penstock.planner.contract.ranks.dealing import Dealing
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
     """The most rows for which the CPU's products with ``model``'s FFN units were timed; 0 where it cannot compute them."""
-    if hardware.host is None or hardware.gpu is None or not model.ffn_activation or model.compute_dtype is not Dtype.bfloat16:
+    if hardware.host is None or hardware.gpu is None or not model.ffn_activation:
         return 0
-    return min(hardware.host.most_rows(unit.format) for unit in model.of_kind(UnitKind.ffn))
+    rates = hardware.host.computing(model.compute_dtype)
+    return min(rates.most_rows(unit.format) for unit in model.of_kind(UnitKind.ffn))
+
+
+def no_f16_rates(hardware: HardwareProfile, model: ModelSpec) -> bool:
+    """Whether ``model`` computes in F16, for which the profile has rates of the CPU beside the card in BF16 alone."""
+    return model.compute_dtype is Dtype.float16 and hardware.host is not None and not hardware.host.f16_products
 
 
 def head_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
     """The same of ``model``'s LM head, tied or not."""
-    if hardware.host is None or hardware.gpu is None or model.compute_dtype is not Dtype.bfloat16:
+    if hardware.host is None or hardware.gpu is None:
         return 0
-    return hardware.host.most_rows(model.lm_head.format)
+    return hardware.host.computing(model.compute_dtype).most_rows(model.lm_head.format)
 
 
 def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> int:
@@ -103,6 +109,8 @@ def _no_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions,
         return "there is no GPU"
     if hardware.host is None:
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
+    if no_f16_rates(hardware, model):
+        return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
     if lacks:
         return lacks
     if why := no_hand_over(hardware, model):
@@ -127,9 +135,10 @@ class Beside:
     def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms) -> Beside:
         """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has."""
         assert hardware.host is not None
+        rates = hardware.host.computing(model.compute_dtype)
         if model.dealt is None:
-            return cls(hardware, hardware.host, rows, forms)
-        one = cls(hardware, hardware.host, rows, forms, model.dealt.count, not can_record(hardware, model))
+            return cls(hardware, rates, rows, forms)
+        one = cls(hardware, rates, rows, forms, model.dealt.count, not can_record(hardware, model))
         return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn)))
 
     @property
@@ -244,9 +253,9 @@ def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int, host
     """The most rows for which the CPU's product takes no longer than the unit's copy; ``batch`` at least. ``host`` counts units: of FFNs it
     goes by those, of the LM head's blocks alone by these."""
     assert hardware.host is not None and hardware.gpu is not None
-    link, found = hardware.gpu.h2d.peak, batch
+    link, found, rates = hardware.gpu.h2d.peak, batch, hardware.host.computing(model.compute_dtype)
     for form in {unit.format for unit in (model.of_kind(UnitKind.ffn) if host.ffn else (model.lm_head,))}:
-        curve = hardware.host.curve(form)
+        curve = rates.curve(form)
         found = max([found, *(rows for rows, gbps in (curve.points if curve else ()) if gbps >= link)])
     return min(found, rows_timed(hardware, model, host))
 
@@ -267,14 +276,15 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "the CPU's products beside the GPU were not measured"
     if model.dealt is not None:
         return "the CPU computes experts of one rank alone yet"
-    if model.experts is None or model.model_type not in {*GATED, CLAMPED} or model.compute_dtype is not Dtype.bfloat16:
+    if model.experts is None or model.model_type not in {*GATED, CLAMPED}:
         return "the CPU does not compute this model's experts"
+    if no_f16_rates(hardware, model):
+        return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
     unit = model.of_kind(UnitKind.expert)[0]
     if model.model_type == CLAMPED and not unit.is_coded:
         return "its experts lie transposed"
-    return (
-        "" if hardware.host.most_rows(unit.format) else f"no rate of the CPU with {unit.format.name} is known (`planner probe` measures it)"
-    )
+    timed = hardware.host.computing(model.compute_dtype).most_rows(unit.format)
+    return "" if timed else f"no rate of the CPU with {unit.format.name} is known (`planner probe` measures it)"
 
 
 def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots | None, batch: int) -> HostSplit | None:
@@ -283,7 +293,7 @@ def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots |
         return None
     host, gpu, experts = hardware.host, hardware.gpu, model.experts
     assert host is not None and gpu is not None and experts is not None
-    stored = model.of_kind(UnitKind.expert)[0].format
+    stored, host = model.of_kind(UnitKind.expert)[0].format, host.computing(model.compute_dtype)
     curve = host.curve(stored)
     assert curve is not None, "no_split says so"
     seconds = tuple(experts.expert_bytes / curve.at(rows) / GB for rows in range(1, min(batch, host.most_rows(stored)) + 1))

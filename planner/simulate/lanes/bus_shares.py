@@ -23,7 +23,8 @@ def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
         rates |= {H2D: h2d_gbps(gpu, weights.h2d.chunk_bytes, weights.h2d.chunk_bytes), D2H: gpu.d2h.peak}
     if hardware.host:
         head_alone = weights.host.head and not weights.host.ffn
-        products = hardware.host.peak_of((model.lm_head.format,) if head_alone else model.ffn_formats)
+        multiplied = (model.lm_head.format,) if head_alone else model.ffn_formats
+        products = hardware.host.computing(model.compute_dtype).peak_of(multiplied)
         rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else products
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 

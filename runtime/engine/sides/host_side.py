@@ -125,14 +125,15 @@ class HostSide:
 
     def units_on_host(self, model: PreTrainedModel) -> list[HostUnit]:
         """The units of ``model`` that the CPU computes, where they lie, or will once they have arrived."""
-        layers, units = decoder_layers(model), []
+        layers, units, planned = decoder_layers(model), [], self.placement.model
         for unit in self.placement.host_units:
             tensors = views(self.layouts[unit].tensors, self.dram.stays(unit))
+            dtype = getattr(torch, planned.compute_dtype)
             if unit.kind == "head":
-                units.append(host_block(unit, model.get_output_embeddings(), tensors))
+                units.append(host_block(unit, model.get_output_embeddings(), tensors, dtype))
                 continue
             ((name, module),) = unit_modules(layers, unit).items()
-            units.append(host_unit(unit, name, module, tensors, self.placement.model.ffn_activation))
+            units.append(host_unit(unit, name, module, tensors, planned.ffn_activation, dtype))
         return units
 
     @property

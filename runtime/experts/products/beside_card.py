@@ -61,8 +61,9 @@ class ExpertUnits:
     coded, with gate and up in turns, and biases.
     """
 
-    def __init__(self, module: ExpertsModule):
-        """UserError for experts that compute otherwise."""
+    def __init__(self, module: ExpertsModule, dtype: torch.dtype = torch.bfloat16):
+        """``dtype``: what it computes in. UserError for experts that compute otherwise."""
+        self._dtype = dtype
         self._stored = getattr(module, "stored_experts", {})
         self._name, self._gated = "gate_up_proj" if module.has_gate else "up_proj", module.has_gate
         self._clamp = clamps(module)
@@ -83,9 +84,9 @@ class ExpertUnits:
         first, (down,) = self._matrices(self._name, tensors), self._matrices("down_proj", tensors)
         if self._clamp is not None:
             biases = None, tensors[f"{self._name}_bias"], tensors["down_proj_bias"]
-            return HostFfn(None, first[0], down, biases=biases, clamp=self._clamp)
+            return HostFfn(None, first[0], down, biases=biases, clamp=self._clamp, dtype=self._dtype)
         gate, up = first if self._gated else (None, first[0])
-        return HostFfn(gate, up, down, self._activation)
+        return HostFfn(gate, up, down, self._activation, dtype=self._dtype)
 
     def _matrices(self, name: str, tensors: Mapping[str, torch.Tensor]) -> list[HostMatrix]:
         if name in self._stored:
@@ -124,9 +125,11 @@ class BesideCard:
 
     def __init__(
         self, split: HostSplit, copy_bytes: int, pool: HostPool, unit_of: UnitOf, shape: tuple[int, int, int], copier: CopyDevice,
-        device: torch.device,
+        device: torch.device, dtype: torch.dtype = torch.bfloat16,
     ):  # fmt: skip
-        """``copy_bytes``: of an expert. ``shape``: rows of a step at most, experts of a token, hidden."""
+        """``copy_bytes``: of an expert. ``shape``: rows of a step at most, experts of a token, hidden. ``dtype``: of rows and
+        results."""
+        self._dtype = dtype
         self._split, self._copy_bytes, self._pool, self._unit_of, self._copier = split, copy_bytes, pool, unit_of, copier
         rows, top_k, hidden = shape
         self._rows = rows
@@ -210,5 +213,5 @@ class BesideCard:
         self._pool.close()
 
     def _mapped(self, rows: int, width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        host = torch.zeros(rows, width, dtype=torch.bfloat16, pin_memory=device.type == "cuda")
-        return host, self._copier.alias(host.view(torch.uint8).view(-1)).view(torch.bfloat16).view(rows, width)
+        host = torch.zeros(rows, width, dtype=self._dtype, pin_memory=device.type == "cuda")
+        return host, self._copier.alias(host.view(torch.uint8).view(-1)).view(self._dtype).view(rows, width)

@@ -49,6 +49,24 @@ def test_a_product_is_the_sum_in_double_precision(pool: HostPool, name: str, row
     assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + size * 2**-22).all()
 
 
+STEPS = {torch.bfloat16: 2**-8, torch.float16: 2**-11}
+"""How far apart neighbouring numbers are, relative to them."""
+
+
+@pytest.mark.parametrize("name", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "columns"), [(1, 37, 1100), (2, 16, 64), (3, 50, 33), (7, 5, 2049), (16, 48, 256), (21, 70, 95)]
+)
+def test_a_product_of_f16_is_the_sum_in_double_precision(pool: HostPool, name: str, rows: int, outputs: int, columns: int) -> None:
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}[name]
+    weight, x = normal(outputs, columns, dtype=dtype), normal(rows, columns, dtype=torch.float16)
+    out = torch.empty(rows, outputs, dtype=torch.float16)
+    pool.product(matrix_of(weight, name), x, out)
+    exact = x.double() @ weight.double().T
+    size = x.double().abs() @ weight.double().abs().T
+    assert ((out.double() - exact).abs() <= exact.abs() * 2**-11 + size * 2**-22).all()
+
+
 def test_rows_of_a_product_do_not_depend_on_their_neighbours(pool: HostPool) -> None:
     weight, x = normal(40, 1500), normal(16, 1500)
     matrix = matrix_of(weight)
@@ -67,19 +85,24 @@ ACTS = {
 
 
 @pytest.mark.parametrize("activation", ACTS)
+@pytest.mark.parametrize("dtype", STEPS, ids=str)
 @pytest.mark.parametrize(("rows", "gated", "biased"), [(1, True, False), (5, True, True), (2, False, True)])
-def test_an_ffn_rounds_where_torch_rounds(pool: HostPool, activation: str, rows: int, gated: bool, biased: bool) -> None:
-    hidden, middle = 96, 160
-    gate, up, down = normal(middle, hidden) / 8, normal(middle, hidden + 0) / 7, normal(hidden, middle) / 10
-    biases = tuple(normal(size, 1).flatten() if biased else None for size in (middle, middle, hidden))
+def test_an_ffn_rounds_where_torch_rounds(
+    pool: HostPool, activation: str, dtype: torch.dtype, rows: int, gated: bool, biased: bool
+) -> None:
+    hidden, middle, name = 96, 160, {torch.bfloat16: "BF16", torch.float16: "F16"}[dtype]
+    shapes = ((middle, hidden), 8), ((middle, hidden + 0), 7), ((hidden, middle), 10)
+    gate, up, down = (normal(*shape, dtype=dtype) / size for shape, size in shapes)
+    biases = tuple(normal(size, 1, dtype=dtype).flatten() if biased else None for size in (middle, middle, hidden))
     if not gated:
         biases = (None, *biases[1:])
-    x, out = normal(rows, hidden), torch.empty(rows, hidden, dtype=torch.bfloat16)
-    pool.ffn(HostFfn(matrix_of(gate) if gated else None, matrix_of(up), matrix_of(down), activation, biases), x, out)
+    x, out = normal(rows, hidden, dtype=dtype), torch.empty(rows, hidden, dtype=dtype)
+    matrices = (matrix_of(gate, name) if gated else None, matrix_of(up, name), matrix_of(down, name))
+    pool.ffn(HostFfn(*matrices, activation, biases, dtype=dtype), x, out)
     act, above = ACTS[activation], functional.linear(x, up, biases[1])
     inner = act(functional.linear(x, gate, biases[0])) * above if gated else act(above)
     expected = functional.linear(inner, down, biases[2])
-    assert (out.float() - expected.float()).abs().max() <= 2**-6 * expected.float().abs().max()
+    assert (out.float() - expected.float()).abs().max() <= 4 * STEPS[dtype] * expected.float().abs().max()
     assert (out == expected).float().mean() > 0.8, "most agree to the bit"
 
 
@@ -124,6 +147,10 @@ def test_a_pool_refuses_what_is_no_plain_memory(pool: HostPool) -> None:
     for x in (torch.zeros(2, 16), torch.zeros(2, 17, dtype=torch.bfloat16), torch.zeros(16, 2, dtype=torch.bfloat16).T):
         with pytest.raises(ValueError, match="plain|rows of 17"):
             pool.product(matrix, x, out)
+    with pytest.raises(ValueError, match="input rows of torch.float16 for output rows of torch.bfloat16"):
+        pool.product(matrix, torch.zeros(2, 16, dtype=torch.float16), out)
+    with pytest.raises(ValueError, match="rows of torch.bfloat16, where the layer computes with torch.float16"):
+        pool.ffn(host_linear(matrix, dtype=torch.float16), torch.zeros(2, 16, dtype=torch.bfloat16), out)
     with pytest.raises(ValueError, match="3 input rows for 2"):
         pool.product(matrix, torch.zeros(3, 16, dtype=torch.bfloat16), out)
 

@@ -91,4 +91,7 @@ def test_many_rows_and_other_types_are_left_to_decoding() -> None:
         x = torch.zeros(16, 128, dtype=torch.bfloat16)
         assert torch.equal(coding.linear(x, parts, bias), bias.expand(16, 8))
         assert coding.linear(torch.zeros(17, 128, dtype=torch.bfloat16), parts, bias) is None
-        assert coding.linear(x.half(), parts, bias) is None
+        assert torch.equal(coding.linear(x.half(), parts, bias.half()), bias.half().expand(16, 8))
+        assert coding.linear(x.float(), parts, bias) is None
+        form, parts = coded_matrices(8, 128)["lossless"]
+        assert OnHost(CODINGS[form], form, pool).linear(x.half(), parts, None) is None, "it is a form of BF16"

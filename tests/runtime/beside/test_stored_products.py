@@ -54,6 +54,63 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
             assert words or pool.told().level is Level.amx or torch.equal(out, same), (name, tokens)
 
 
+@pytest.mark.parametrize(("rows", "columns"), SHAPES)
+def test_a_stored_product_of_f16_is_that_with_the_matrix_decoded_to_f16(pool: HostPool, rows: int, columns: int) -> None:
+    """No input is rounded on the way. By words, and INT4 by AVX2, weights are not rounded, neither to their scale's type nor to F16."""
+    torch.manual_seed(rows)
+    for name, (form, parts) in coded_matrices(rows, columns).items():
+        stored = host_matrix_of(form, parts)
+        assert stored is not None
+        if form == "lossless":
+            assert not stored.takes(torch.float16)
+            continue
+        plain = torch.empty(rows, columns, dtype=torch.float16)
+        CODINGS[form].decode(parts, plain)
+        scales = [part for part in parts.values() if part.dtype == torch.bfloat16]
+        for tokens in (1, 2, 3, 4, 6, 17):
+            x, out = torch.randn(tokens, columns).half(), torch.empty(tokens, rows, dtype=torch.float16)
+            pool.product(stored, x, out)
+            exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
+            unrounded = name.startswith(BY_WORDS) and pool.told().level >= Level.avx2
+            rounded = 2**-12 + (2**-9 if scales else 0) if unrounded and not name.startswith(EXACT) else 0
+            error = (out.double() - exact).abs().where(exact.abs() < 65000, 0)  # as large ones need not fit
+            assert (error <= exact.abs() * 2**-11 + size * (2**-21 + rounded) + 2**-25).all(), (name, tokens)
+
+
+@pytest.mark.parametrize("form", ["INT4-32", "Q6_K", "INT8-row"])
+def test_no_input_of_f16_is_out_of_reach(pool: HostPool, form: str) -> None:
+    """The largest ones, the smallest ones without a leading one, and those that are no numbers."""
+    torch.manual_seed(2)
+    stored, parts = coded_matrices(16, 256)[form]
+    plain, matrix = torch.empty(16, 256, dtype=torch.float16), host_matrix_of(stored, parts)
+    CODINGS[stored].decode(parts, plain)
+    assert matrix is not None
+    ends = torch.tensor([65504, -65504, 65472, 2**-24, -(2**-24), 3 * 2**-24, 1023 * 2**-24, 2**-14, 0, -0.0], dtype=torch.float16)
+    for end in ends:
+        x, out = torch.zeros(1, 256, dtype=torch.float16), torch.empty(1, 16, dtype=torch.float16)
+        x[0, 40] = end
+        pool.product(matrix, x, out)
+        want = end.double() * plain[:, 40].double()
+        assert torch.allclose(out[0].double(), want.half().double(), rtol=2**-8, atol=2**-24), end
+    for end in (torch.inf, -torch.inf, torch.nan):
+        x, out = torch.ones(1, 256, dtype=torch.float16), torch.empty(1, 16, dtype=torch.float16)
+        x[0, 40] = end
+        pool.product(matrix, x, out)
+        want = x.float() @ plain.float().T
+        assert torch.equal(out.isnan(), want.isnan()) and torch.equal(out.isposinf(), want.isposinf())
+
+
+def test_an_output_that_f16_does_not_hold_has_no_end(pool: HostPool) -> None:
+    weight = torch.full((3, 64), 40.0, dtype=torch.float16)
+    matrix, out = (
+        host_matrix_of("F16", {"weight": weight * torch.tensor([[1], [-1], [0.5]], dtype=torch.float16)}),
+        torch.empty(1, 3).half(),
+    )
+    assert matrix is not None
+    pool.product(matrix, torch.full((1, 64), 40.0, dtype=torch.float16), out)
+    assert out.tolist() == [[torch.inf, -torch.inf, 51200.0]]
+
+
 def test_a_product_minds_that_e4m3_has_numbers_that_are_none(pool: HostPool) -> None:
     weight = torch.ones(4, 64).to(torch.float8_e4m3fn)
     weight.view(torch.uint8)[2, 5] = 0xFF

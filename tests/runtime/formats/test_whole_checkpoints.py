@@ -89,9 +89,9 @@ MADE = {
 }
 
 
-def made(directory: Path, how: Made, sizes: Mapping[str, int] = SIZES) -> Path:
+def made(directory: Path, how: Made, sizes: Mapping[str, int] = SIZES, layers: int = 3) -> Path:
     """The checkpoint, and beside it ``decoded``: the same with its matrices decoded where they were rounded."""
-    plain = save_tiny(directory / "decoded", how.model_type, layers=3, **sizes)
+    plain = save_tiny(directory / "decoded", how.model_type, layers=layers, **sizes)
     say(plain, dtype=str(how.dtype).removeprefix("torch."))
     edit(plain, lambda tensors: tensors.update({name: tensor.to(how.dtype) for name, tensor in tensors.items()}))
     stored = Path(shutil.copytree(plain, directory / directory.name))

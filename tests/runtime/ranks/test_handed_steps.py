@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.rules.broken import broken_rules
@@ -32,14 +33,20 @@ from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.recorded.host_steps import host_unit
 from tests.cli import HANGS_S, ROOT
 from tests.runtime.fakes import FakeDevice
+from tests.runtime.formats.coded_checkpoints import compressed, gptq, packed, whole
+from tests.runtime.formats.test_whole_checkpoints import GPTQ, Made, made, weights
 from tests.runtime.ranks.company import EVERY, dealt_plan
 from tests.runtime.ranks.played_cards import steps
 from tests.runtime.steppers import unstreamed
 from tests.runtime.test_host_steps import Gated
 from tests.support import HostCopier, decisions, machine, save_tiny
 
-RATES = HostRates(2, {"BF16": Curve(((1, 20.0), (4, 20.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
-ROWS = 2
+TIMED = Curve(((1, 20.0), (4, 20.0)))
+RATES = HostRates(
+    2, {"BF16": TIMED}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4, f16_products=dict.fromkeys(("F16", "INT4-128", "GPTQ4-128"), TIMED)
+)
+ROWS, CLOSE = 2, {torch.bfloat16: 0.02, torch.float16: 0.0025}
+"""Rows that the CPU computes, and how far logits may be apart, of the largest one: F16 has three bits more."""
 CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
     "some units stream": (2, 2, {"resident": (1, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
     "nothing streams in a step": (2, 3, {"resident": (3, 0, 1), "cap": 3, "hwm": 6, "distance": 3}),
@@ -53,12 +60,38 @@ CASES: dict[str, tuple[int, int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("case", CASES if EVERY else [*CASES][:2])
 def test_what_the_cpu_computes_for_each_rank_is_what_the_whole_model_says(case: str, tmp_path: Path) -> None:
-    count, units, decided = CASES[case]
     checkpoint = save_tiny(tmp_path / "model")
+    hold_to_transformers(case, checkpoint, checkpoint, torch.bfloat16, 3 * 64 * 160 * 2, tmp_path)
+
+
+HALVES = {
+    "F16": Made("llama", torch.float16, lambda m: whole(m, 8, 0, torch.float16, True), lambda w: {"weight": w.decoded()}, {}),
+    "INT4-32": Made(
+        "llama",
+        torch.float16,
+        lambda m: whole(m, 4, 32, torch.float16, True),
+        lambda w: packed(w, 4),
+        compressed("pack-quantized", weights(4, 32)),
+    ),
+    "GPTQ4-32": Made("llama", torch.float16, lambda m: whole(m, 4, 32, torch.float16), lambda w: gptq(w, 4), GPTQ | {"group_size": 32}),
+}
+"""Checkpoints that compute in F16."""
+
+
+@pytest.mark.parametrize("form", HALVES)
+def test_what_the_cpu_computes_in_f16_is_what_the_whole_model_says(form: str, tmp_path: Path) -> None:
+    checkpoint, numbers = made(tmp_path, HALVES[form], {}, 6), 3 * 64 * 160
+    each = KNOWN_FORMATS[form].stored_bytes(1, numbers)
+    hold_to_transformers("some units stream", checkpoint, tmp_path / "decoded", torch.float16, each, tmp_path)
+
+
+def hold_to_transformers(case: str, checkpoint: Path, decoded: Path, dtype: torch.dtype, each: int, tmp_path: Path) -> None:
+    """A played company's logits of ``checkpoint``, whose FFNs have ``each`` bytes, are those that transformers gives of ``decoded``."""
+    count, units, decided = CASES[case]
     card = machine(True, cpu_cores=count, cpu_threads=count, devices=tuple(range(count)), host=RATES)
-    made = decisions(gpu=True, batch=3, pages=16, **decided)
-    made = replace(made, weights=replace(made.weights, host=HostUnits(units, ROWS)))
-    plan = dealt_plan(checkpoint, made, count, card, batch=3, requests=3)
+    chosen = decisions(gpu=True, batch=3, pages=16, **decided)
+    chosen = replace(chosen, weights=replace(chosen.weights, host=HostUnits(units, ROWS)))
+    plan = dealt_plan(checkpoint, chosen, count, card, batch=3, requests=3)
     assert [broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank] == [[]] * count
     write_plan(plan, tmp_path / "plan.yaml")
     out = tmp_path / "said.pt"
@@ -66,16 +99,15 @@ def test_what_the_cpu_computes_for_each_rank_is_what_the_whole_model_says(case: 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = torch.load(out)
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=dtype).eval()
     whole = unstreamed(model)
     asked = list(steps(whole.pool.pages))
     for step, said in zip(asked, found["said"], strict=True):
         want = whole.run(step).float()
-        assert torch.allclose(said.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
+        assert torch.allclose(said.float(), want, atol=CLOSE[dtype] * want.abs().max().item(), rtol=0)
     handed = [step for step in asked if len(step.rows) <= ROWS and len(step.rows[0].tokens) == 1]
     told = found["told"]["handed"], *(report["handed"] for report in found["told"]["others"])
     assert all(one == {"steps": len(handed), "refused": None} for one in told) and len(handed) < len(asked) - 3
-    each = 3 * 64 * 160 * 2
     assert found["told"]["stages"]["cpu"][0] == len(handed) * units * each, "the bytes of its own units"
     others = [report["stages"]["decode"]["cpu"]["bytes"] for report in found["told"]["others"]]
     assert others == [len(handed) * units * each] * (count - 1)
