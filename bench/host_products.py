@@ -5,6 +5,7 @@
 Each pair of a product and its read gets ``seconds``; what is shown is the median of each, in GB/s of stored bytes. Matrices are an 8B
 model's FFN, gate, up and down, and take turns over 1 GB, so that no cache holds the next one. With ``beside=1`` a card's link is kept busy
 by copies to it meanwhile. Thread counts are half of, and the most, that products may have here, where they are not given.
+Inputs are BF16, with ``dtype=F16`` F16.
 """
 
 from __future__ import annotations
@@ -45,20 +46,24 @@ LEAST = 5
 """Timed calls at least."""
 
 
+PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Weights as they are computed with."""
+
+
 def matrix_of(name: str, rows: int, columns: int) -> HostMatrix | None:
     """Random bits in format ``name``; None where the CPU has no product with it."""
-    shapes = {"weight": ((rows, columns), torch.bfloat16)} if name == "BF16" else samples(rows, columns)[name]
+    shapes = {"weight": ((rows, columns), PLAIN[name])} if name in PLAIN else samples(rows, columns)[name]
     return host_matrix_of(name, parts_of(shapes, torch.device("cpu")))
 
 
-def units_of(name: str) -> list[HostFfn]:
-    """FFNs in format ``name``, more than a cache holds."""
+def units_of(name: str, dtype: torch.dtype) -> list[HostFfn]:
+    """FFNs in format ``name`` that compute with ``dtype``, more than a cache holds."""
     found: list[HostFfn] = []
     while not found or len(found) * found[0].bytes < TURNS_BYTES:
         gate, up, down = matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, HIDDEN, MIDDLE)
-        if gate is None or up is None or down is None:
+        if gate is None or up is None or down is None or not down.takes(dtype):
             return []
-        found.append(HostFfn(gate, up, down))
+        found.append(HostFfn(gate, up, down, dtype=dtype))
     return found
 
 
@@ -109,9 +114,9 @@ def bare_machine() -> dict[str, Any]:
     return known | {"processor": platform.processor() or platform.machine(), "instructions": machine_level().name}
 
 
-def rows_of(name: str, threads: Sequence[int], rows: Sequence[int], seconds: float, beside: bool) -> Iterator[Row]:
-    """The table's lines of one format."""
-    units = units_of(name)
+def rows_of(name: str, dtype: torch.dtype, threads: Sequence[int], rows: Sequence[int], seconds: float, beside: bool) -> Iterator[Row]:
+    """The table's lines of one format, of inputs in ``dtype``."""
+    units = units_of(name, dtype)
     if not units:
         return
     gb = sum(unit.bytes for unit in units) / 1e9
@@ -119,24 +124,25 @@ def rows_of(name: str, threads: Sequence[int], rows: Sequence[int], seconds: flo
     for count in threads:
         with HostPool(count) as pool, Copies() if beside else nullcontext():
             for number in rows:
-                x = torch.randn(number, HIDDEN).bfloat16()
-                out = torch.empty(number, HIDDEN, dtype=torch.bfloat16)
+                x = torch.randn(number, HIDDEN).to(dtype)
+                out = torch.empty(number, HIDDEN, dtype=dtype)
                 turn, other = cycle(units), cycle(memory)
                 rate, limit = gbps(pool, [lambda: pool.ffn(next(turn), x, out), lambda: pool.read(next(other))], seconds)  # noqa: B023
                 target = TARGET if count == max(threads) else ""
-                case = f"{name}, {count} threads{' beside H2D' if beside else ''}"
+                case = f"{name}{' by F16' if dtype is torch.float16 else ''}, {count} threads{' beside H2D' if beside else ''}"
                 yield Row(case, f"{number} rows", rate, limit, "GB/s", rate / limit, target, None, 0.0, gb)
 
 
 def main() -> None:
     """Measure and print."""
-    defaults = {"out": "", "threads": "", "rows": "1,2,4,8,16", "formats": "", "seconds": "0.5", "beside": "0"}
+    defaults = {"out": "", "threads": "", "rows": "1,2,4,8,16", "formats": "", "seconds": "0.5", "beside": "0", "dtype": "BF16"}
     given = defaults | given_of(sys.argv[1:], defaults)
     most = most_threads()
     threads = [int(n) for n in given["threads"].split(",")] if given["threads"] else sorted({max(1, most // 2), most})
-    names = given["formats"].split(",") if given["formats"] else ["BF16", *samples(128)]
+    names = given["formats"].split(",") if given["formats"] else [given["dtype"], *samples(128)]
     rows, seconds, beside = [int(n) for n in given["rows"].split(",")], float(given["seconds"]), given["beside"] == "1"
-    cases = {name: partial(rows_of, name, threads, rows, seconds, beside) for name in names}
+    dtype = PLAIN[given["dtype"]]
+    cases = {name: partial(rows_of, name, dtype, threads, rows, seconds, beside) for name in names}
     run_cases(cases, bare_machine(), Path(given["out"]) if given["out"] else None)
 
 

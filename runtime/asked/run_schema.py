@@ -29,7 +29,7 @@ class CpuProduct(StrEnum):
     stored = "stored"
     """Straight from the stored form."""
     decode = "decode"
-    """Decoded to BF16 first, then as torch multiplies: bit for bit what the decoded model gives."""
+    """Decoded to what the model computes in first, then as torch multiplies: bit for bit what the decoded model gives."""
 
 
 @dataclass
@@ -47,8 +47,8 @@ class EngineConfig:
     """Later units that must have computed before a finished one's VRAM slot is given to another."""
     cpu_product: CpuProduct | None = None
     """How a CPU that computes without a card multiplies few rows by coded matrices: `stored`, straight from the stored form, or `decode`,
-    to BF16 first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give BF16's bits.
-    Where any are multiplied as stored, attention of few tokens is not torch's either."""
+    to what the model computes in first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give
+    BF16's bits. Where any are multiplied as stored, attention of few tokens is not torch's either."""
     graphs: bool = True
     """Record a decode step as one CUDA graph where its weights lie in VRAM or DRAM, and launch that; false: launch kernel after kernel."""
 

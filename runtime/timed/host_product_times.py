@@ -45,7 +45,7 @@ PLAIN: Mapping[torch.dtype, str] = MappingProxyType({torch.bfloat16: "BF16", tor
 """The formats of weights as they are computed with."""
 DRAWN = 4 << 20
 PATIENCE = 4
-"""Times the seconds that were asked for: formats that are not begun by then get no rate, so that the others have one."""
+"""Times the seconds that were asked for, in BF16 and again in F16: formats that are not begun by then get no rate, so that others do."""
 COPIED_BYTES = 64 << 20
 SHARES = ((3, 4), (7, 8), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
@@ -223,8 +223,11 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
                 of_their_own[name] = wanted
             with closing(HostPool(wanted)) as pool:
                 products[name] = by_rows(pool, units, seconds)
-                if units := units_of(name, stretch, torch.float16):
-                    halves[name] = by_rows(pool, units, seconds)
+    end = time.perf_counter() + PATIENCE * seconds
+    for name in samples(MATRIX_ROWS):
+        if time.perf_counter() < end and (units := units_of(name, stretch, torch.float16)):
+            with closing(HostPool(of_their_own.get(name, threads))) as pool:
+                halves[name] = by_rows(pool, units, seconds)
     yield "products", products
     yield "f16_products", halves
     yield "format_threads", of_their_own

@@ -53,7 +53,7 @@ def random_mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def host(gbps: float) -> HostRates:
     curve = Curve(((1, gbps), (8, gbps)))
-    return HostRates(2, {"BF16": curve, "MXFP4": curve}, 0.0, 1.0, 1.0)
+    return HostRates(2, {"BF16": curve, "MXFP4": curve}, 0.0, 1.0, 1.0, f16_products={"F16": curve})
 
 
 def plan_of(checkpoint: Path, batch: int, gbps: float = 20.0, missed: MissedExperts = MissedExperts.split, dram: int = 0) -> Plan:
@@ -87,6 +87,18 @@ def test_a_model_says_the_same_with_experts_on_the_cpu(random_mixtral: Path, pro
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(made.logits, want.logits, strict=True))
     assert 0 < facts["computed_on_cpu"] < facts["vram"]["misses"]
     assert facts["cpu_bytes"] == facts["computed_on_cpu"] * plan_for(random_mixtral, decisions()).model.experts.expert_bytes
+
+
+@pytest.mark.parametrize("prompts", [[[5, 9, 200, 31, 7]], [[5, 9, 200, 31, 7], [17, 250], [3, 4, 5]]])
+def test_a_model_in_f16_says_the_same_with_experts_on_the_cpu(tmp_path: Path, prompts: list[list[int]]) -> None:
+    torch.manual_seed(3)
+    config = AutoConfig.for_model("mixtral", **SIZES, num_local_experts=6, num_experts_per_tok=3)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float16).save_pretrained(tmp_path)
+    batch = Batch(prompts=prompts, max_new_tokens=6, chunk_tokens=1 << 20)
+    made, facts = run(plan_of(tmp_path, len(prompts)), tmp_path, batch)
+    want = said(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16).eval(), batch)
+    assert made.tokens == want.tokens and 0 < facts["computed_on_cpu"] < facts["vram"]["misses"]
+    assert all(torch.allclose(a, b, atol=0.0025) for a, b in zip(made.logits, want.logits, strict=True))
 
 
 @pytest.mark.parametrize("dram", [0, 12])
