@@ -177,7 +177,9 @@ def _in_rows(question: Question) -> Iterator[Offer]:
         also = "" if rows is question.model else ", and that order"
         words = f'computing in BF16, by which the CPU multiplies faster ("dtype": "bfloat16" in config.json{also})'
         kv = Dtype.bfloat16 if question.model.kv_dtype is Dtype.float16 else question.model.kv_dtype
-        yield Offer("bf16", words, replace(question, model=replace(rows, compute_dtype=Dtype.bfloat16, kv_dtype=kv)), is_bought=False)
+        other = replace(rows, compute_dtype=Dtype.bfloat16, kv_dtype=kv)
+        if host_rows_timed(question.hardware, other) or not no_split(question.hardware, other):
+            yield Offer("bf16", words, replace(question, model=other), is_bought=False)
 
 
 def _turned(model: ModelSpec) -> ModelSpec:

@@ -22,9 +22,12 @@ def test_the_order_of_rows_is_offered_where_numbers_lie_in_another() -> None:
 
 
 def test_bf16_is_offered_for_f16_where_the_cpu_could_multiply() -> None:
-    halves = replace(model(8).stored_as(KNOWN_FORMATS["AWQ-128"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
-    host = replace(machine(), host=HostRates(4, {"BF16": Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9, 0.0, 1e-4))
-    for hardware, keys in ((machine(), ["rows"]), (host, ["rows", "bf16"])):
+    said = replace(model(8), ffn_activation="silu", compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
+    halves = said.stored_as(KNOWN_FORMATS["AWQ-128"])
+    host, other = (
+        replace(machine(), host=HostRates(4, {name: Curve(((1, 50.0),))}, 2e-5, 0.9, 0.9, 0.0, 1e-4)) for name in ("INT4-128", "BF16")
+    )
+    for hardware, keys in ((machine(), ["rows"]), (host, ["rows", "bf16"]), (other, ["rows"])):
         found = {offer.key: offer.question.model for offer in purchases_module._in_rows(Question(hardware, halves, work()))}
         assert list(found) == keys and all(it.kv_dtype is it.compute_dtype for it in found.values())
         assert "bf16" not in found or {unit.format.name for unit in found["bf16"].units} == {"INT4-128-asym", "BF16"}

@@ -133,10 +133,13 @@ def test_variants_without_a_product_are_left_to_decoding() -> None:
     assert set(PARTS_OF) <= set(CODINGS)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "forms", [("Q4_K", "Q6_K", "Q4_0"), ("INT4-64", "INT4-64-asym", "MXFP4"), ("Q5_K", "BF16", "NVFP4"), ("BF16", "Q4_0", "Q5_K")]
 )
-def test_an_ffn_of_several_formats_gives_each_the_inputs_in_its_own_order(pool: HostPool, forms: tuple[str, str, str]) -> None:
+def test_an_ffn_of_several_formats_gives_each_the_inputs_in_its_own_order(
+    pool: HostPool, forms: tuple[str, str, str], dtype: torch.dtype
+) -> None:
     """Few rows of inputs are put into the order of up's format; gate may have another."""
     torch.manual_seed(1)
     made, plain = [], []
@@ -150,8 +153,8 @@ def test_an_ffn_of_several_formats_gives_each_the_inputs_in_its_own_order(pool: 
         plain.append(kept)
     assert None not in made
     for tokens in (1, 3, 6):
-        x, out = torch.randn(tokens, 512).bfloat16(), torch.empty(tokens, 96, dtype=torch.bfloat16)
-        pool.ffn(HostFfn(*made), x, out)  # type: ignore[arg-type]
+        x, out = (torch.randn(tokens, 512) / 32).to(dtype), torch.empty(tokens, 96, dtype=dtype)
+        pool.ffn(HostFfn(*made, dtype=dtype), x, out)  # type: ignore[arg-type]
         gate, up, down = (weight.double() for weight in plain)
         middle = torch.nn.functional.silu(x.double() @ gate.T) * (x.double() @ up.T)
         want, size = middle @ down.T, middle.abs() @ down.T.abs()
