@@ -20,7 +20,8 @@ ALONE void fetch(const uint8_t *at, const int64_t ahead, const int lines)
     }
 }
 
-/* Writes rows [first, last) to out [last - first][columns]. set: a decoder's instruction set, NARROW, AVX2 or AVX512. number: what it writes. */
+/* Writes rows [first, last) to out [last - first][columns]. set: a decoder's instruction set, NARROW, AVX2 or AVX512. number:
+ * what it writes. */
 typedef void (*strip_fn)(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out);
 
 static inline void product_by_strips(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,

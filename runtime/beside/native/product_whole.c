@@ -5,7 +5,7 @@
  * NULL. part[2] NULL, or zero points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
  * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
  * [rows / 4][columns / group]. group divides columns. */
-#include "product_blocks_avx2.h"
+#include "product_groups_f16.h"
 #include "product_words.h"
 
 enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
@@ -35,8 +35,10 @@ static void uint8_strip(const struct matrix *m, int set, int number, int64_t fir
 
 STRIPS_AT(int4_portable, int4_strip, LEVEL_PORTABLE, NUMBER_BF16)
 STRIPS_AT(int4_portable_f16, int4_strip, LEVEL_PORTABLE, NUMBER_F16)
-STRIPS(int8, int8_strip)
-STRIPS(uint8, uint8_strip)
+STRIPS_AT(int8_portable, int8_strip, LEVEL_PORTABLE, NUMBER_BF16)
+STRIPS_AT(int8_portable_f16, int8_strip, LEVEL_PORTABLE, NUMBER_F16)
+STRIPS_AT(uint8_portable, uint8_strip, LEVEL_PORTABLE, NUMBER_BF16)
+STRIPS_AT(uint8_portable_f16, uint8_strip, LEVEL_PORTABLE, NUMBER_F16)
 
 #ifdef HAS_X86
 /* A row; `left` columns have the scale and zero point that were given last. */
@@ -280,103 +282,19 @@ FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column,
     block_bytes_avx2(row, column, w, 128);
 }
 
-/* F16 inputs: numbers less their zero point in F32, unscaled, eight neighbours in each register. Sums of a group are multiplied by its scale. */
-FOR_AVX2 ALONE void numbers_avx2(const uint8_t *codes, float zero, __m256 *w)
-{
-    const __m128i nibble = _mm_set1_epi8(15), both = _mm_loadu_si128((const __m128i *)codes);
-    const __m128i even = _mm_and_si128(both, nibble), odd = _mm_and_si128(_mm_srli_epi16(both, 4), nibble);
-    const __m128i low = _mm_unpacklo_epi8(even, odd), high = _mm_unpackhi_epi8(even, odd);
-    const __m256i eights[4] = {_mm256_cvtepu8_epi32(low), _mm256_cvtepu8_epi32(_mm_srli_si128(low, 8)), _mm256_cvtepu8_epi32(high),
-                               _mm256_cvtepu8_epi32(_mm_srli_si128(high, 8))};
-    for (int i = 0; i < 4; i++)
-        w[i] = _mm256_sub_ps(_mm256_cvtepi32_ps(eights[i]), _mm256_set1_ps(zero));
-}
-
-/* Rows o to before o + high; group is a multiple of 32. */
-FOR_AVX2 ALONE void int4_some_f16(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride, const int high,
-                                  const int wide)
-{
-    const int64_t columns = m->columns;
-    struct whole_place rows[2];
-    __m256 sums[2][WIDE_AVX2];
-    _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
-    {
-        open_whole(&rows[i], m, o + i, 4, 0);
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = _mm256_setzero_ps();
-    }
-    for (int64_t begin = 0; begin < columns; begin += m->group) {
-        float scale[2], zero[2];
-        __m256 of_group[2][WIDE_AVX2];
-        _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
-        {
-            rows[i].left = 0;
-            next_group(&rows[i], &scale[i], &zero[i], 4, 8);
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) of_group[i][r] = _mm256_setzero_ps();
-        }
-        for (int64_t k = begin; k < begin + m->group; k += TILE_AVX2)
-            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
-            {
-                const uint8_t *codes = rows[i].codes + k / 2;
-                __m256 w[4];
-                fetch(codes, AHEAD, 1);
-                numbers_avx2(codes, zero[i], w);
-                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)
-                {
-                    const float *x = in->x + r * columns + k;
-                    __m256 first = _mm256_mul_ps(w[0], _mm256_loadu_ps(x)), second = _mm256_mul_ps(w[1], _mm256_loadu_ps(x + 8));
-                    first = _mm256_fmadd_ps(w[2], _mm256_loadu_ps(x + 16), first);
-                    second = _mm256_fmadd_ps(w[3], _mm256_loadu_ps(x + 24), second);
-                    of_group[i][r] = _mm256_add_ps(of_group[i][r], _mm256_add_ps(first, second));
-                }
-            }
-        _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] =
-                _mm256_fmadd_ps(of_group[i][r], _mm256_set1_ps(scale[i]), sums[i][r]);
-    }
-    _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = sum_of_avx2(sums[i][r]);
-}
-
-/* All of [first, last), which stay in the caches for other input rows. */
-FOR_AVX2 ALONE void int4_all_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
-                                 const int wide)
-{
-    int64_t o = first;
-    for (; o + 2 <= last; o += 2)
-        int4_some_f16(m, o, in, y, stride, 2, wide);
-    for (; o < last; o++)
-        int4_some_f16(m, o, in, y, stride, 1, wide);
-}
-
 static STRIPS_AT(int4_strips_f16, int4_strip, LEVEL_AVX2, NUMBER_F16)
-
-FOR_AVX2 void int4_avx2_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
-{
-    if (m->columns % TILE_AVX2 || m->group % TILE_AVX2) {
-        int4_strips_f16(m, first, last, in, y, stride);
-        return;
-    }
-    for (int64_t o = first; o < last; o += TILE_ROWS)
-        for (int64_t from = 0; from < in->rows; from += WIDE_AVX2) {
-            const int64_t end = last - o < TILE_ROWS ? last : o + TILE_ROWS;
-            struct inputs some = *in;
-            float *to = y + from * stride;
-            some.x += from * in->columns;
-            switch (in->rows - from) {
-            case 1: int4_all_f16(m, o, end, &some, to, stride, 1); break;
-            case 2: int4_all_f16(m, o, end, &some, to, stride, 2); break;
-            case 3: int4_all_f16(m, o, end, &some, to, stride, 3); break;
-            default: int4_all_f16(m, o, end, &some, to, stride, 4); break;
-            }
-        }
-}
+static STRIPS_AT(int8_strips_f16, int8_strip, LEVEL_AVX2, NUMBER_F16)
+static STRIPS_AT(uint8_strips_f16, uint8_strip, LEVEL_AVX2, NUMBER_F16)
+GROUPS_F16_AVX2(int4_avx2_f16, nibbles_f16, 4, 0, 8, int4_strips_f16)
+GROUPS_F16_AVX2(int8_avx2_f16, signed_f16, 8, 1, 0, int8_strips_f16)
+GROUPS_F16_AVX2(uint8_avx2_f16, unsigned_f16, 8, 0, 128, uint8_strips_f16)
+GROUPS_F16_512(int8_avx512_f16, signed_f16_512, 8, 1, 0, int8_strips_f16)
+GROUPS_F16_512(uint8_avx512_f16, unsigned_f16_512, 8, 0, 128, uint8_strips_f16)
 
 BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
 BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
 WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
-STRIPS_AT(int8_avx512_f16, int8_strip, LEVEL_AVX512, NUMBER_F16)
-STRIPS_AT(uint8_avx512_f16, uint8_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
 #endif

@@ -52,11 +52,11 @@ enum { MOST_WIDE = 4, MOST_TWOS = 16 };
 /* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
 enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
 
-/* x, xb: [rows][columns], F32 and, where inputs are BF16, the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up][columns / 2, rounded
- * up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h, [rows][columns / 128,
- * rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64 bytes. Of F16
- * inputs words have two rows for each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first, zeros with the
- * second. */
+/* x, xb: [rows][columns], F32 and, where inputs are BF16, the same in BF16. pairs: NULL, or the same for tiles: [rows / 16, rounded up]
+ * [columns / 2, rounded up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h,
+ * [rows][columns / 128, rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64
+ * bytes. F16 inputs have two rows of words each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first,
+ * zeros with the second. */
 struct inputs {
     int64_t rows, columns, run;
     const float *x;

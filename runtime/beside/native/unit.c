@@ -126,8 +126,8 @@ ALONE float left_over(float value, uint16_t upper)
 
 /* Columns [first, last), and zeros behind the last; first is a multiple of WORDS_LANE. Of each 2 * run columns the first half lie in the
  * lower halves of `run` bytes, the others in the upper halves. An F16 number lies as a BF16 in one row and what that leaves in the next. */
-ALONE void words_of(const float *values, const uint16_t *given, uint16_t *words, float *eights, int64_t rows, int64_t columns, int64_t first,
-                    int64_t last, int64_t run, const int32_t number)
+ALONE void words_of(const float *values, const uint16_t *given, uint16_t *words, float *eights, int64_t rows, int64_t columns,
+                    int64_t first, int64_t last, int64_t run, const int32_t number)
 {
     const int64_t all = padded(columns), end = last < columns ? last : all, each = number == NUMBER_F16 ? 2 : 1;
     const int bits = __builtin_ctzll((unsigned long long)run); /* run is a power of two */
