@@ -159,9 +159,9 @@ class HostPool:
         """Threads for a recorded step's units, as :class:`HostServe` says; close it before the pool. With ``near`` they sleep between two
         units, as :class:`WokenServe` says, and the pool has one thread more.
 
-        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: of the units' dtype, ``rows`` rows at least; ``at``: where in
-        ``y`` a unit's begin, else all at its first element, and all of them there with ``near``. Raises ValueError where a unit does not
-        take rows of ``hidden`` columns.
+        ``ask``, ``done``, ``near``: int32 flags, 64 bytes apart; ``x``, ``y``: of the units' dtype, ``rows`` rows at least; ``at``: where
+        in ``y`` a unit's begin, else all at its first element, and all of them there with ``near``. Raises ValueError where a unit does
+        not take rows of ``hidden`` columns.
         """
         if self.joined:
             raise ValueError("nothing is served by a pool whose caller computes, too")

@@ -70,9 +70,7 @@ def host_unit(
     return HostUnit(unit, module, ffn)
 
 
-def host_block(
-    unit: Unit, head: BlockedHead, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16
-) -> HostUnit:
+def host_block(unit: Unit, head: BlockedHead, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype = torch.bfloat16) -> HostUnit:
     """A block of ``head``, whose rows ``tensors`` hold in DRAM as ``weight``. The head adds its bias itself. RuntimeError as above."""
     return HostUnit(unit, head, host_linear(_made(head.form, str(unit), tensors), dtype=dtype))
 
