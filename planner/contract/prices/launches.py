@@ -69,10 +69,10 @@ class Operations:
     tabled: int = 20
     """Instead of ``piece``, ``visit`` and each expert's: of an MoE layer of one token, whose experts are recorded, too. A layer of
     gpt-oss-120b of which nothing moved took 257 to 290 us on an H200 (12 layers less 2)."""
-    copied: int = 2
-    """Of an expert that such a layer misses: its slot, its copy, an event. They come before the copy; nothing hides them. On an H200, where
-    one operation takes 9 us, steps of 20 layers with 51.8 copies took 0.3 to 0.8 ms more than their bytes over the link and than steps that
-    miss nothing: 6 to 15 us each. On a core of Zen 4 a copy takes 10 us, an operation 3 to 4."""
+    copied: int = 1
+    """Of an expert that such a layer misses: its slot, its copy, an event. They come before the copy; nothing hides them. On an H100 whose
+    operation takes 9 us, steps of 12 layers with 27 copies took 0.1 ms more than their bytes over the link and than steps that miss nothing:
+    3 us each. Before copies asked the driver less, 20 layers on an H200 took 6 to 15 us each."""
     handed: int = 8
     """Of an expert that the CPU computes: its slot, its unit, its rows, the call that begins with it. They come before the CPU begins, and
     all of them before the first copy. On a core of Zen 4 each took 24 to 35 us of Python, beside a card that does nothing, where a visit
@@ -122,12 +122,12 @@ class Operations:
 
 OPERATIONS = Operations()
 
-MOST_COPIES = 6.5
+MOST_COPIES = 5.5
 """Copies (``Gpu.copy_s``) that take the host as long as a layer's ``layer_launch_s``, at most, where steps are recorded.
 
 Hosts that launch slowly run recorded steps as others do: those take the interpreter and the driver's calls, and launch hardly anything. On
-H200s where a launched layer took 1.3 to 1.4 ms and a copy 76 to 82 us, steps of gpt-oss-120b were as if it took 0.47 and 0.56 ms (12 and 20
-layers, all experts in DRAM); predicted/measured 1.02 and 0.99 by this.
+two H100s where a launched layer takes 0.9 and 1.2 ms and a copy 88 us, steps of 12 layers of gpt-oss-120b are by this, with what they miss,
+predicted at 0.96 (a run of which the CPU computes some experts, before visits took the host less) and 1.00 of what they took.
 """
 _PRODUCTS = {UnitKind.attn: OPERATIONS.attention_products, UnitKind.ffn: OPERATIONS.mlp_products}
 
