@@ -126,7 +126,7 @@ MOST_COPIES = 5.5
 """Copies (``Gpu.copy_s``) that take the host as long as a layer's ``layer_launch_s``, at most, where steps are recorded.
 
 Hosts that launch slowly run recorded steps as others do: those take the interpreter and the driver's calls, and launch hardly anything. On
-two H100s where a launched layer takes 0.9 and 1.2 ms and a copy 88 us, steps of 12 layers of gpt-oss-120b are by this, with what they miss,
+two H100s where a launched layer takes 0.7 and 1.2 ms and a copy 88 us, steps of 12 layers of gpt-oss-120b are by this, with what they miss,
 predicted at 0.96 (a run of which the CPU computes some experts, before visits took the host less) and 1.00 of what they took.
 """
 _PRODUCTS = {UnitKind.attn: OPERATIONS.attention_products, UnitKind.ffn: OPERATIONS.mlp_products}
