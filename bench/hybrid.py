@@ -6,12 +6,12 @@
 
 `dense`: BF16, VRAM 6 GiB, batch 1. `kv`: 16 sequences of 8192 tokens, VRAM 24 GiB, KV mostly in DRAM. `prefill`: 2048 tokens. `batch`: 8
 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`: BF16 and INT4 at 2 GiB, beside the plan with none of the
-LM head on the CPU. `seventy`: 70B at 16 GiB, for a host of 512 GB. `splits`:
-`force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best. `two`: the
-plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the checkpoints of
-`forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true` removes the files
-of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's products out, and with
-them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
+LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as published. `seventy`: 70B at 16 GiB, for a host of 512 GB.
+`splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best.
+`two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
+checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
+removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's
+products out, and with them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -70,6 +70,8 @@ BUSY_S, SHORT_S = 1.5, 0.3
 FEW, MANY = 16, 32
 """Cores of the hosts that issue 20 names."""
 MOST_LEFT = 1.08
+PACKED = {"lossless": "bf16", "rows": "awq"}
+"""Forms that `runtime pack` makes -> of which."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class Hybrid:
             return path
         if form == "bf16":
             return self.bench.checkpoint(path.name, f"model={model}", *([f"model.layers={layers}"] if layers else []))
-        if form == "lossless":
-            self.bench.call("runtime", "pack", f"checkpoint={self.checkpoint('bf16', model, layers)}", f"out={path}", "format=lossless")
+        if form in PACKED:
+            given = self.checkpoint(PACKED[form], model, layers)
+            self.bench.call("runtime", "pack", f"checkpoint={given}", f"out={path}", f"format={form}")
             return path
         write_coded(form, config_of(model, int(layers) if layers else None), path)
         return path
@@ -253,6 +256,18 @@ class Hybrid:
                     f"{form}, head on the CPU over none", what, 1 / plan.step_s, 1 / none.step_s, "tok/s", ">= 1.05", plan, predicted
                 )
 
+    def rows(self) -> Iterator[Row]:
+        """AWQ in F16 as it is published, and with its numbers in the order of rows: one after the other, each as it is solved."""
+        points, vram = [], self.given.get("vram", "3GiB")
+        for form in ("awq", "rows"):
+            checkpoint = self.checkpoint(form)
+            points += self.in_turns(checkpoint, [self.solve(f"rows-{form}", checkpoint, vram=vram)])
+        published, turned = points
+        said = published.predicted("decode_s_per_token", published.step_s)
+        what = f"{self.where(turned)}, published {self.where(published)}, predicted/measured {said:.3f}"
+        predicted = turned.predicted("decode_s_per_token", turned.step_s)
+        yield self.row("AWQ by rows over as published", what, 1 / turned.step_s, 1 / published.step_s, "tok/s", ">= 1", turned, predicted)
+
     def seventy(self) -> Iterator[Row]:
         checkpoint = self.checkpoint(model="llama70b" if self.card else self.model)
         with self.dropped(checkpoint):
@@ -365,7 +380,7 @@ class Hybrid:
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
 
-CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "seventy", "splits", "two", "crowd")
+CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "rows", "seventy", "splits", "two", "crowd")
 
 
 def parts_gbps(rates: Rates) -> float:
