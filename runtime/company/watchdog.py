@@ -81,6 +81,8 @@ class Watchdog:
         self._untold: tuple[int, str] | None = None
         """The rank that was to say why all end, and what it was to say."""
         self._looked = time.monotonic()
+        self._statuses: dict[int, int] = {}
+        """Of processes that were seen to have ended, by rank: some before their socket was seen to be closed."""
         self._children = {int(json.loads(c)["env"]["RANK"]): self._start(json.loads(c)) for c in commands}
 
     def run(self) -> None:
@@ -163,7 +165,7 @@ class Watchdog:
         """In which way a rank has ended, once its socket is closed."""
         child = self._children.get(rank)
         if child is None:
-            return "has ended unexpectedly"
+            return _ended(self._statuses[rank]) if rank in self._statuses else "has ended unexpectedly"
         try:
             return _ended(child.wait(LEAVING_S))
         except subprocess.TimeoutExpired:
@@ -189,6 +191,7 @@ class Watchdog:
                     child.kill()
                 continue
             del self._children[rank]
+            self._statuses[rank] = status
             if status and rank not in self._leaving and self._ending is None and not any(one.rank == rank for one in self._ranks.values()):
                 self._end(2, f"rank {rank} (process {child.pid}) {_ended(status)}; all ranks have ended", None)
 
