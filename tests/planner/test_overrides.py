@@ -88,6 +88,8 @@ def test_a_path_that_is_empty_is_refused(empty: str) -> None:
 
 def test_a_dictionary_takes_new_entries() -> None:
     assert normalise("inner.extra.note=hello", grammar()) == "++inner.extra.note=hello"
+    assert normalise("inner.extra={note: hello}", grammar()) == "++inner.extra={note: hello}"
+    assert normalise("inner.extra=hello", grammar()) == "inner.extra=hello", "which is no dictionary"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from penstock.planner.common.command.known_keys import Key, unknown_key
+from penstock.planner.common.command.known_keys import Key, known_at, unknown_key
 from penstock.planner.common.command.overrides import key_of
 from penstock.planner.common.errors import UserError, nearest
 
@@ -25,7 +25,7 @@ def explain(error: BaseException, keys: Mapping[str, Key], overrides: Sequence[s
         return error
     if isinstance(error, OverrideParseException):
         return _unparsable(error, keys)
-    if isinstance(error, AssertionError) and "NoneType" in str(error):
+    if isinstance(error, AssertionError) and "None" in str(error):  # "Unexpected type: None", or NoneType
         return _in_null_section(keys, overrides)
     if isinstance(error, ValueError) and "Config group override" in str(error):
         return _nameless_group(overrides)
@@ -43,7 +43,7 @@ def explain(error: BaseException, keys: Mapping[str, Key], overrides: Sequence[s
 def _in_null_section(keys: Mapping[str, Key], overrides: Sequence[str]) -> UserError | None:
     """OmegaConf asserts when a key is set below a section that is null."""
     for override in overrides:
-        key = keys.get(key_of(override))
+        key = known_at(key_of(override), keys)
         if key is not None and key.within is not None:
             group = key.within.partition(".")[0]
             return UserError(f"{override}: {key.within} is null in this {group}; choose another {group}=")
@@ -67,13 +67,13 @@ def _unparsable(error: BaseException, keys: Mapping[str, Key]) -> UserError:
 def _from_omegaconf(error: BaseException, story: str, keys: Mapping[str, Key], overrides: Sequence[str]) -> UserError:
     path = str(getattr(error, "full_key", "") or "")
     given = [o for o in overrides if key_of(o) == path] or [
-        o for o in overrides if f"override {o}" in story or key_of(o).endswith("." + path)
+        o for o in overrides if f"override {o}" in story or f"override ++{o.lstrip('+')}" in story or key_of(o).endswith("." + path)
     ]
     if given:
         path = key_of(given[-1])
     source = _SOURCE.search(story)
     where = f"conf {source.group(1)}: " if source and not given else ""
-    known = keys.get(re.sub(r"\[\d+\].*", "", path))
+    known = known_at(re.sub(r"\[\d+\].*", "", path), keys)
     value = given[-1].partition("=")[2] if given else _quoted_value(story)
     inside = [name for name in keys if name.startswith(f"{path}.")] if path and known is None else []
     if inside:
@@ -87,7 +87,8 @@ def _from_omegaconf(error: BaseException, story: str, keys: Mapping[str, Key], o
     if "Interpolation" in type(error).__name__:
         return UserError(f"{where}{path}={value}: {_one_line(str(error))}; write \\${{ for a literal ${{")
     shown = f"={value}" if value is not None else ""
-    return UserError(f"{where}{path}{shown}: must be {known.allowed}{nearest(value or '', known.choices)}")
+    whole = "" if path == known.path or path.startswith(f"{known.path}[") else f"{known.path} "
+    return UserError(f"{where}{path}{shown}: {whole}must be {known.allowed}{nearest(value or '', known.choices)}")
 
 
 def _quoted_value(story: str) -> str | None:
@@ -97,5 +98,6 @@ def _quoted_value(story: str) -> str | None:
 
 def _one_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = ["a list stands where keys with values belong" if line == "Cannot merge DictConfig with ListConfig" else line for line in lines]
     kept = [line for line in lines if not line.startswith(("full_key:", "object_type=", "reference_type=", "See http", "Set the env"))]
     return "; ".join(kept)

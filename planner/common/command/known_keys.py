@@ -60,7 +60,12 @@ class Key:
 
     @property
     def is_dict(self) -> bool:
-        return self.open or get_origin(self.kind) is dict
+        return self.open or self.names_its_own
+
+    @property
+    def names_its_own(self) -> bool:
+        """A mapping of names that no schema knows."""
+        return get_origin(self.kind) is dict
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -96,6 +101,12 @@ class Key:
         if self.is_size and isinstance(self.default, int) and self.default >= 2**20:
             return f"{self.default / 2**20:g}MiB"
         return getattr(self.default, "value", None) or str(self.default)
+
+
+def known_at(path: str, keys: Mapping[str, Key]) -> Key | None:
+    """The key ``path``, or the mapping of which it is one name; None where no schema knows it."""
+    holder = keys.get(path.rpartition(".")[0])
+    return keys.get(path, holder if holder is not None and holder.names_its_own else None)
 
 
 def strip_none(hint: Any) -> tuple[Any, bool]:

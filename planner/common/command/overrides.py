@@ -69,7 +69,8 @@ def normalise(override: str, grammar: Grammar) -> str:
     if path in grammar.groups:
         return f"{path}={_check_group(path, value, grammar)}"
     if path in grammar.keys:
-        return f"{path}={_value(grammar.keys[path], value, grammar.multirun)}"
+        added = "++" if grammar.keys[path].names_its_own and value.lstrip().startswith("{") else ""  # names that the profile lacks, too
+        return f"{added}{path}={_value(grammar.keys[path], value, grammar.multirun)}"
     if path in sections_of(grammar.keys):
         return f"{path}={value}"
     holder = path.rpartition(".")[0]

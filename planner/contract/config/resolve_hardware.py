@@ -284,7 +284,8 @@ def _rows(key: str, rows: list[list[Any]], shape: str, width: int) -> list[list[
         if any(x != int(x) for x in row[:-1]):
             raise UserError(f"{key}: the row {list(row)} must be {shape}, whole numbers before the rate")
         if row[0] > EXABYTE or max(row[1:-1], default=0) > MOST_DEPTH or RATE.flaw(row[-1]):
-            most = f"at most {EXABYTE} bytes and {MOST_DEPTH} reads in flight, {RATE.least:g} to {RATE.most:g} GB/s"
+            depth = f" and {MOST_DEPTH} reads in flight" if width > 2 else ""
+            most = f"at most {EXABYTE} {shape[1:].split(',')[0].removeprefix('block_')}{depth}, {RATE.least:g} to {RATE.most:g} GB/s"
             raise UserError(f"{key}: the row {list(row)} must be {shape}, {most}")
     return rows
 

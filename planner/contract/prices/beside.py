@@ -79,7 +79,9 @@ def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> 
 def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
     """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
     that of several also where it is launched kernel by kernel."""
-    if not records_whole(model) or (model.dealt is None and not can_record(hardware, model)):
+    if not records_whole(model):
+        return "a step with routed experts is recorded in pieces"
+    if model.dealt is None and not can_record(hardware, model):
         return "steps of this model cannot be recorded"
     if model.dealt is not None and (hardware.round_cards or not Dealing(model.dealt.counts).is_even):
         return "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"
@@ -111,9 +113,7 @@ def _no_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions,
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
     if no_f16_rates(hardware, model):
         return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
-    if lacks:
-        return lacks
-    if why := no_hand_over(hardware, model):
+    if why := no_hand_over(hardware, model) or lacks:
         return why
     return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
 
