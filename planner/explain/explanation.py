@@ -104,7 +104,7 @@ def explain(
     changed = plan.prediction.total_s / own.prediction.total_s - 1 > WORSE
     asked = candidates(question, plan.decisions, own=changed)
     offered = tuple(offers(question))
-    total, done = 2 * len(resources(question.hardware)) + len(offered) + len(asked) + 2, 0
+    total, done = 2 * len(resources(question.hardware, question.model)) + len(offered) + len(asked) + 2, 0
 
     def step() -> None:
         nonlocal done

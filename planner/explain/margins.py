@@ -70,7 +70,7 @@ class Margin:
 def margins(question: Question, base: Optimum, share: float, advance: Callable[[], None] = lambda: None) -> tuple[Margin, ...]:
     """One for each resource, with a step of ``share`` of it. Two solves each; ``advance`` is called after each solve."""
     found = []
-    for resource in resources(question.hardware):
+    for resource in resources(question.hardware, question.model):
         amount = resource.of(question.hardware)
         step = step_of(resource, amount, question.model, share)
         ends: list[Optimum | None] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.prices.beside import host_rows_timed, no_split, rows_timed
 from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
-from penstock.planner.explain.resources import AMOUNTS
+from penstock.planner.explain.resources import AMOUNTS, products, with_products
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
@@ -139,14 +140,13 @@ def _for_the_cpu(question: Question) -> Iterator[Offer]:
     dense = rows_timed(hardware, model, HostUnits()) and can_record(hardware, model) and records_whole(model)
     if hardware.host is None or (no_split(hardware, model) and not dense):
         return
-    products, bus = hardware.host.peak_gbps, hardware.dram_bus_gbps
+    gbps, bus = products(model).of(hardware), hardware.dram_bus_gbps
     if bus:
-        faster = AMOUNTS["host"].with_amount(AMOUNTS["bus"].with_amount(hardware, 2 * bus), 2 * products)
+        faster = with_products(AMOUNTS["bus"].with_amount(hardware, 2 * bus), 2)
         yield Offer("channels", f"twice the DRAM channels ({bus:.3g} to {2 * bus:.3g} GB/s)", question.on(faster))
-    more = min(2 * products, bus or 2 * products)
-    if more > products:
-        cores = f"twice the cores (CPU products of {products:.3g} to {more:.3g} GB/s)"
-        yield Offer("cores", cores, question.on(AMOUNTS["host"].with_amount(hardware, more)))
+    more = with_products(hardware, 2, bus or math.inf)
+    if (most := products(model).of(more)) > gbps:
+        yield Offer("cores", f"twice the cores (CPU products of {gbps:.3g} to {most:.3g} GB/s)", question.on(more))
 
 
 FORMS = (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.contract.given.model import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,10 @@ class Resource:
         return self.unit == "GB"
 
 
-def resources(hardware: HardwareProfile) -> tuple[Resource, ...]:
+def resources(hardware: HardwareProfile, model: ModelSpec) -> tuple[Resource, ...]:
     """Those that this machine has, and whose amount is known."""
-    return tuple(r for r in ALL if (hardware.gpu or r.key not in ("vram", "pcie")) and r.of(hardware))
+    every = (*MEMORY_AND_LINKS, products(model), *COMPUTE)
+    return tuple(r for r in every if (hardware.gpu or r.key not in ("vram", "pcie")) and r.of(hardware))
 
 
 def _capacity(key: str) -> tuple[Callable[[HardwareProfile], float], Callable[[HardwareProfile, float], HardwareProfile]]:
@@ -52,16 +55,29 @@ def _with_bus(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     return replace(hardware, dram_bus_gbps=gbps, host=host and replace(host, **shares))
 
 
-def _host_gbps(hardware: HardwareProfile) -> float:
-    return hardware.host.peak_gbps if hardware.host else 0.0
+def products(model: ModelSpec) -> Resource:
+    """The CPU's beside a card: their fastest rate with ``model``'s FFNs or experts, in the type that it computes in; with its LM head where
+    there is none. With more of it products of all formats, and attention, go faster in proportion."""
+
+    def gbps(hardware: HardwareProfile) -> float:
+        if hardware.host is None:
+            return 0.0
+        rates, head = hardware.host.computing(model.compute_dtype), () if model.experts else (model.lm_head.format,)
+        return rates.peak_of(model.ffn_formats) or rates.peak_of(head)
+
+    def with_amount(hardware: HardwareProfile, amount: float) -> HardwareProfile:
+        return with_products(hardware, amount / gbps(hardware))
+
+    return Resource("host", "CPU products", "GB/s", gbps, with_amount)
 
 
-def _with_host(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
-    """Products of all formats, and attention, in proportion."""
-    factor, host = gbps / _host_gbps(hardware), hardware.host
+def with_products(hardware: HardwareProfile, factor: float, most_gbps: float = math.inf) -> HardwareProfile:
+    """The CPU's products of all formats, and its attention, ``factor`` times as fast, of which none passes ``most_gbps`` by it."""
+    host = hardware.host
     assert host is not None
-    products, halves = ({name: _faster(curve, factor) for name, curve in curves.items()} for curves in (host.products, host.f16_products))
-    return replace(hardware, host=replace(host, products=products, f16_products=halves, attention_gbps=host.attention_gbps * factor))
+    bf16, f16 = ({name: _faster(curve, factor, most_gbps) for name, curve in kinds.items()} for kinds in (host.products, host.f16_products))
+    attention = min(host.attention_gbps * factor, max(host.attention_gbps, most_gbps))
+    return replace(hardware, host=replace(host, products=bf16, f16_products=f16, attention_gbps=attention))
 
 
 def _with_pcie(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
@@ -99,8 +115,8 @@ def _rates(rates: Mapping[str, float], factor: float) -> dict[str, float]:
     return {name: rate * factor for name, rate in rates.items()}
 
 
-def _faster(curve: Curve, factor: float) -> Curve:
-    return Curve(tuple((size, rate * factor) for size, rate in curve.points))
+def _faster(curve: Curve, factor: float, most_gbps: float = math.inf) -> Curve:
+    return Curve(tuple((size, min(rate * factor, max(rate, most_gbps))) for size, rate in curve.points))
 
 
 def _of_cards(
@@ -119,15 +135,17 @@ def _of_cards(
     return of, with_all
 
 
-ALL = (
+MEMORY_AND_LINKS = (
     Resource("vram", "VRAM", "GB", *_of_cards(*_capacity("vram"))),
     Resource("dram", "DRAM", "GB", *_capacity("dram")),
     Resource("bus", "DRAM bus", "GB/s", lambda h: h.dram_bus_gbps, _with_bus),
     Resource("ssd", "SSD read", "GB/s", _ssd_gbps, _with_ssd),
     Resource("pcie", "PCIe", "GB/s", *_of_cards(lambda h: _gpu(h).h2d.peak, _with_pcie)),
-    Resource("host", "CPU products", "GB/s", _host_gbps, _with_host),
+)
+COMPUTE = (
     Resource("weights", "weight reads", "GB/s", *_of_cards(lambda h: h.weight_gbps, _with_weight_rate)),
     Resource("matrices", "matrices", "TFLOP/s", *_of_cards(lambda h: h.dense_tflops, _with_matrix_rate)),
 )
-"""Capacities and links first, then what computes: its memory's rate, by which decode goes, and its matrix rate."""
-AMOUNTS = {resource.key: resource for resource in ALL}
+"""By its memory's rate, by which decode goes, and its matrix rate."""
+AMOUNTS = {resource.key: resource for resource in (*MEMORY_AND_LINKS, *COMPUTE)}
+"""Those that mean the same for any model."""

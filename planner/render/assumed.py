@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.contract.given.formats import Format
+from penstock.planner.contract.given.formats import Dtype, Format
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import decode_gelements, is_product, is_timed, product_gbps
+from penstock.planner.render.whereabouts import beside_card, experts_beside
 
 
 def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iterator[tuple[str, str, str]]:
     """(figure, its value, where it is from), with what several ``ranks`` share."""
-    gpu, origin = hardware.gpu, hardware.origin
-
-    def from_(path: str) -> str:
-        parts = path.split(".")
-        return next((origin[key] for n in range(len(parts), 0, -1) if (key := ".".join(parts[:n])) in origin), "")
-
+    gpu, from_ = hardware.gpu, partial(origin_of, hardware)
     best = max(hardware.ssd_read, key=lambda p: p.gbps)
     if gpu:
         yield "VRAM", show_bytes(hardware.vram_bytes), from_("vram_bytes")
@@ -57,10 +56,37 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
     yield "locking", f"{hardware.pin_s_per_gb:.2g} s/GB", from_("dram.pin_s_per_gb")
 
 
+def products_beside(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """The same of what the CPU multiplies by beside a card, or attends to, where ``plan`` has it do so in its workload's steps."""
+    host, model, by = plan.hardware.host, plan.model, "CPU"
+    kinds = {UnitKind.expert} if experts_beside(plan) else {UnitKind(unit.kind) for unit in beside_card(plan)}
+    if host is None:
+        return
+    if plan.decisions.kv.host_layers:
+        yield by, f"{host.attention_gbps:.3g} GB/s of K and V", origin_of(plan.hardware, "host.attention_gbps")
+    rates, key = host.computing(model.compute_dtype), "host.f16_products" if model.compute_dtype is Dtype.float16 else "host.products"
+    units = [unit for kind in kinds for unit in (*model.of_kind(kind), *((model.lm_head,) if kind is UnitKind.head else ()))]
+    for form in sorted({unit.format for unit in units}, key=lambda form: form.name):
+        if curve := rates.curve(form):
+            yield by, f"{curve.at(plan.decisions.batch):.3g} GB/s of {form.name}", origin_of(plan.hardware, f"{key}.{form.name}")
+            by = ""
+
+
+def origin_of(hardware: HardwareProfile, path: str) -> str:
+    """From where the figure ``path`` of a profile is, or what covers it; empty where nothing is said."""
+    parts = path.split(".")
+    return next((hardware.origin[key] for n in range(len(parts), 0, -1) if (key := ".".join(parts[:n])) in hardware.origin), "")
+
+
 def _decoding(hardware: HardwareProfile, form: Format, origin: str) -> tuple[str, str]:
     """How fast ``form`` is decoded, and multiplied as it is stored where that is done."""
     timed = is_timed(hardware.gpu.decode if hardware.gpu else hardware.cpu_decode, form)
-    said = f"decoded at {decode_gelements(hardware, form):.3g} G/s"
+    said = f"decoded at {_rate(decode_gelements(hardware, form))} G/s"
     if is_product(hardware, form, 1):
-        said += f", read at {product_gbps(hardware, form):.3g} GB/s"
+        said += f", read at {_rate(product_gbps(hardware, form))} GB/s"
     return said, origin if timed else "derived: shares of the rate of weights; `planner probe` times decoders"
+
+
+def _rate(value: float) -> str:
+    """Three digits, or all of a whole number."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,19 +46,21 @@ def _is_open(plan: Plan, one: Declared) -> bool:
 
 
 def _text(one: Declared, value: Any) -> str:
-    return one.how.text.format(_binary(value) if one.field.endswith("_bytes") else value)
+    said = one.how.text.format(_binary(value) if one.field.endswith("_bytes") else value)
+    return re.sub(r"\b1 (\w+)s\b", r"1 \1", said) if value == 1 else said
 
 
 def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Row -> facts that follow from what is decided."""
     d, layers = plan.decisions, plan.model.layers
     lie = layers_in(plan)
-    counts = f"{lie[Tier.vram].count} {{}}in VRAM, {lie[Tier.dram].count} in DRAM, {lie[Tier.ssd].count} from SSD"
+    in_vram = lie[Tier.vram].count
+    counts = f"{in_vram} {{}}in VRAM, {lie[Tier.dram].count} in DRAM, {lie[Tier.ssd].count} from SSD"
     if plan.model.experts:
         nbytes = show_bytes(sum(lies.nbytes for lies in lie.values()))
         yield "policy", [f"layers without experts, {nbytes}: {counts.format('')}"]
     else:
-        yield "policy", [counts.format("layers ")]
+        yield "policy", [counts.format(f"layer{'s' * (in_vram != 1)} ")]
     yield "SSD reads", [f"{ssd_gbps(plan.hardware, d.weights.ssd.block_bytes, d.weights.ssd.queue_depth):.3g} GB/s"]
     tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
     yield "KV", [f"{d.kv.pages // layers} a layer: {tiers}"]

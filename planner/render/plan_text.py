@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import chain
 
 from rich.console import Console
 from rich.text import Text
@@ -11,7 +12,7 @@ from penstock.planner.common.console import print_head, print_line, print_rows, 
 from penstock.planner.common.measures import GB, show_bytes, show_rate, show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.render.assumed import assumed
+from penstock.planner.render.assumed import assumed, products_beside
 from penstock.planner.render.decided import decided
 from penstock.planner.render.prediction_text import print_prediction
 from penstock.planner.render.rank_rows import print_ranks
@@ -23,7 +24,7 @@ from penstock.planner.render.whereabouts import beside_bytes
 def print_plan(plan: Plan, console: Console) -> None:
     """Print ``plan`` for a person."""
     _print_title(plan, console)
-    print_table(console, "Assumed", assumed(plan.hardware, plan.model, plan.ranks.count))
+    print_table(console, "Assumed", chain(assumed(plan.hardware, plan.model, plan.ranks.count), products_beside(plan.of_rank(0))))
     _print_stages(plan, console)
     print_ranks(plan, console)
     print_rows(console, "Decided" if plan.ranks.count == 1 else "Decided of rank 0", decided(plan.of_rank(0)))

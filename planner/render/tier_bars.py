@@ -43,7 +43,9 @@ def _scale(taken_bytes: int, capacity_bytes: int) -> str:
 
 def _print_computed(plan: Plan, console: Console) -> None:
     """Who computes a decode step, where that is more than one."""
-    print_head(console, "Computed", " with, in a decode step of up to " + f"{plan.decisions.weights.host.rows} rows")
+    rows = plan.decisions.weights.host.rows
+    where = " on rank 0" if plan.ranks.count > 1 else ""
+    print_head(console, "Computed", f" with{where}, in a decode step of up to {rows} row{'s' * (rows != 1)}")
     parts = computed_by(plan)
     bar, legend = _bar(parts, sum(parts.values()))
     print_line(console, Text("  step ").append(bar).append(f" {sum(parts.values()) / GB:.3g} GB"))

@@ -65,11 +65,12 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
     ahead = step.nearest(slots, d.weights.ssd)
     if (one := visit(experts, d.batch)).dense:
         return f"{d.batch} sequences visit {one.touched:.3g} of {experts.count} experts a layer: they pass in order, nothing is predicted"
-    share = min(1.0, ahead.hidden_bytes / ahead.expert_bytes)
+    share = ahead.hidden_bytes / ahead.expert_bytes
+    hidden = f"{share:.0%} of an expert" if share < 1 else f"{share:.3g} experts"
     way = "copied" if plan.hardware.gpu else "read"
     text = (
         f"an expert of {show_bytes(ahead.expert_bytes)} is {way} in {show_seconds(ahead.fetch_s)}; while a layer computes "
-        f"({show_seconds(ahead.layer_s)}) {show_bytes(ahead.hidden_bytes)} can be {way} ({share:.0%} of an expert)"
+        f"({show_seconds(ahead.layer_s)}) {show_bytes(ahead.hidden_bytes)} can be {way} ({hidden})"
     )
     if slots.prefetch and experts.foreseen:
         return f"{text}; routers asked beforehand name {experts.foreseen:.0%} of those missed a layer ahead, and some of further layers"

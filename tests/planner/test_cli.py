@@ -128,6 +128,13 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("out=", ["out=: is empty", "leave the key out"]),
         ("hardware.host.products.FP9=[[1,2]]", ["hardware.host.products.FP9: no such format", "INT4-...", "did you mean FP8"]),
         ("hardware.host.products.INT4=[[1,2]]", ["choose of INT4-row, INT4-32, INT4-64, INT4-128, INT4-row-asym"]),
+        ("hardware.host.f16_products={FP9: [[1, 2]]}", ["hardware.host.f16_products.FP9: no such format", "did you mean FP8"]),
+        ("hardware.host.f16_products={FP8: [[1, -2]]}", ["hardware.host.f16_products.FP8: the row [1, -2]", "all above 0"]),
+        ("hardware.host.f16_products.FP8=[[4, 2], [1, 3]]", ["hardware.host.f16_products.FP8: 1 after 4", "must ascend"]),
+        ("hardware.host.f16_products.FP8=3", ["hardware.host.f16_products.FP8=3", "must be rows by name such as {FP8: [[1, 10.5]]}"]),
+        ("hardware.host.f16_products.FP8=[3]", ["hardware.host.f16_products.FP8=[3]", "must be rows by name"]),
+        ("hardware.host.f16_products.FP8=[[1, 1e30]]", ["the row [1, 1e+30]", "at most 1152921504606846976 rows, 1e-06 to 1e+09 GB/s"]),
+        ("hardware.host.format_threads={FP8: 2.5}", ["hardware.host.format_threads={FP8: 2.5}: must be ", "whole numbers by name such as {FP8: 10}"]),
         ("hardware=RTX5080", ["hardware=RTX5080", "did you mean rtx5080?"]),
         ("hardware", ["hardware: expected key=value, such as hardware=..."]),
         ("Qwen/Qwen3-8B", ["expected key=value; did you mean model.checkpoint=Qwen/Qwen3-8B?"]),
@@ -142,6 +149,12 @@ def test_bad_input_is_refused_in_one_line_that_names_it(argument: str, words: li
     line = refusal("planner", *SOLVE, argument, cwd=tmp_path)
     for word in words:
         assert word in line
+
+
+@pytest.mark.parametrize("name", ["f16_products={FP8: [[1, 2]]}", "f16_products.FP8=[[1, 2]]", "threads=3"])
+def test_a_key_of_a_section_that_is_null_is_refused_with_its_name(name: str, tmp_path: Path) -> None:
+    line = refusal("planner", "solve", "hardware=cpu", "model=llama8b", f"hardware.host.{name}", cwd=tmp_path)
+    assert f"hardware.host.{name}: hardware.host is null in this hardware; choose another hardware=" in line
 
 
 def test_an_unknown_verb_is_refused_with_the_nearest(tmp_path: Path) -> None:

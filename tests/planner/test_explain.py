@@ -28,7 +28,7 @@ from penstock.planner.explain.explanation import Explanation, advice, check_shar
 from penstock.planner.explain.margins import margins, step_of
 from penstock.planner.explain.neighbours import candidates, neighbours
 from penstock.planner.explain.purchases import next_card, offers, preset_cards
-from penstock.planner.explain.resources import ALL, resources
+from penstock.planner.explain.resources import AMOUNTS, products, resources
 from penstock.planner.render.stage_names import stage_names
 from penstock.planner.render.step_lanes import ROUTERS, lanes
 from penstock.planner.solver.impossible import document as document_of_impossible
@@ -98,6 +98,9 @@ def test_an_optimum_is_what_search_finds_and_nothing_where_no_plan_fits() -> Non
     assert optimum(q.on(machine(vram=300 * MB))) is None
 
 
+ALL = (*AMOUNTS.values(), products(model(4)))
+
+
 @pytest.mark.parametrize("resource", ALL, ids=lambda r: r.key)
 def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_changed(resource) -> None:
     hardware = machine(host=HostRates(6, {"BF16": Curve(((1, 40.0), (8, 30.0)))}, 0.0, 0.7, 0.7))
@@ -108,7 +111,7 @@ def test_a_machine_with_more_of_a_resource_has_so_much_of_it_and_no_other_change
 
 
 def test_without_a_gpu_there_is_neither_vram_nor_pcie_to_buy() -> None:
-    assert [r.key for r in resources(machine(vram=0))] == ["dram", "bus", "ssd", "weights", "matrices"]
+    assert [r.key for r in resources(machine(vram=0), model(4))] == ["dram", "bus", "ssd", "weights", "matrices"]
 
 
 def test_what_a_gb_of_dram_is_worth_is_the_ssd_seconds_of_the_layers_that_it_keeps(explained: Explanation) -> None:
@@ -136,7 +139,7 @@ def test_what_holds_nothing_back_is_worth_nothing(explained: Explanation) -> Non
 
 
 def test_a_step_of_memory_holds_a_layer_at_least_and_a_rate_takes_its_share() -> None:
-    vram, dram, ssd = (next(r for r in ALL if r.key == key) for key in ("vram", "dram", "ssd"))
+    vram, dram, ssd = (AMOUNTS[key] for key in ("vram", "dram", "ssd"))
     assert step_of(dram, 64.0, model(8), 0.1) == 7
     assert step_of(dram, 4.0, model(8), 0.1) == 1
     assert step_of(dram, 1.0, model(8), 0.1) == 0.5
@@ -344,7 +347,7 @@ def test_the_lanes_of_a_step_are_as_long_as_its_stages(question: Question) -> No
 
 def test_the_document_survives_json_and_names_every_row(explained: Explanation) -> None:
     read = json.loads(json.dumps(document(explained)))
-    assert read["feasible"] and {m["resource"] for m in read["margins"]} == {r.key for r in resources(SSD_BOUND.hardware)}
+    assert read["feasible"] and {m["resource"] for m in read["margins"]} == {r.key for r in resources(SSD_BOUND.hardware, SSD_BOUND.model)}
     dram = next(m for m in read["margins"] if m["resource"] == "dram")
     assert dram["saved_s_per_token_per_unit"] * dram["step"] == pytest.approx(read["best"]["token_s"] - dram["more"]["token_s"], rel=1e-3)
     assert (

@@ -16,6 +16,7 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
@@ -24,10 +25,12 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.purchases import offers
+from penstock.planner.explain.resources import products, resources
 from penstock.planner.export.accelerate import ACCELERATE
 from penstock.planner.export.exported import Request
 from penstock.planner.export.otherwise import copied
 from penstock.planner.export.wsm_env import ENV
+from penstock.planner.render.assumed import products_beside
 from penstock.planner.render.decided import decided
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.lanes.feed import RecordedFeed
@@ -46,6 +49,11 @@ M = replace(model(16), ffn_activation="silu")
 def beside(rates: HostRates | None = RATES, **change: object) -> HardwareProfile:
     """A card that records steps, with a fifth of the model's weights in VRAM."""
     return machine(vram=GB, dram=64 * GB, gpu=gpu(layer_kernels_s=8e-5), host=rates, **change)
+
+
+def planned(h: HardwareProfile, m: ModelSpec) -> Plan:
+    made = solve(h, m, work())
+    return Plan(h, m, work(), made, predict(h, m, work(), made))
 
 
 def test_cpu_and_link_work_at_once_and_a_step_takes_what_both_together_leave():
@@ -209,6 +217,34 @@ def test_explain_says_what_more_channels_and_cores_give_where_the_cpu_computes()
     assert (channels.dram_bus_gbps, channels.host.peak_gbps, channels.host.beside_h2d) == (240.0, 152.0, 1.0)
     assert optimum(q.on(channels)).decode_s < base.decode_s * 0.75
     assert found["cores"].host.peak_gbps == 120.0
+
+
+def test_the_cpus_products_are_told_as_the_model_computes_with_them():
+    """A format's own rate, in F16 its rate with F16; none where none is known. Twice the cores are no faster than the bus."""
+    curve = Curve(((1, 38.0), (8, 20.0)))
+    both = replace(RATES, products={**RATES.products, "FP8": Curve(((1, 50.0),))}, f16_products={"F16": curve, "FP8": Curve(((1, 9.0),))})
+    f16 = replace(M.stored_as(KNOWN_FORMATS["F16"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
+    fp8 = M.stored_as(KNOWN_FORMATS["FP8"])
+    models = (M, f16, fp8, replace(fp8, compute_dtype=Dtype.float16))
+    assert [products(m).of(beside(both)) for m in models] == [76.0, 38.0, 50.0, 9.0]
+    assert products(f16).of(beside(RATES)) == 0.0 and "host" not in [r.key for r in resources(beside(RATES), f16)]
+    (cores,) = (offer for offer in offers(Question(beside(both), f16, work())) if offer.key == "cores")
+    assert "(CPU products of 38 to 76 GB/s)" in cores.name
+    assert cores.question.hardware.host.products["BF16"].points == ((1, 120.0), (16, 120.0))
+
+
+def test_a_plan_says_by_which_rates_the_cpu_multiplies_and_from_where_they_are():
+    h = replace(beside(), origin={"host.products": "measured today"})
+    assert list(products_beside(planned(h, M))) == [("CPU", "76 GB/s of BF16", "measured today")]
+    assert list(products_beside(planned(replace(h, host=None), M))) == []
+    rates = replace(RATES, f16_products={"F16": Curve(((1, 38.0), (8, 20.0)))})
+    f16 = replace(M.stored_as(KNOWN_FORMATS["F16"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
+    assert [said for _, said, _ in products_beside(planned(replace(h, host=rates), f16))] == ["38 GB/s of F16"]
+
+
+def test_one_row_is_no_rows():
+    h = beside(replace(RATES, products={"BF16": Curve(((1, 76.0),))}))
+    assert "up to 1 row" in [aside for subject, _, aside in decided(planned(h, M)) if subject == "CPU"]
 
 
 def test_where_an_ffn_is_copied_long_three_units_of_attention_have_slots():

@@ -113,6 +113,10 @@ class TestHardware:
         p = hardware_from(hardware(name))
         assert 2 * p.dram_copy_gbps < 1.1 * p.dram_bus_gbps
         assert p.cpu_matvec_gbps <= p.dram_bus_gbps
+        if p.host:
+            for name, curve in p.host.f16_products.items():
+                beside = p.host.products["BF16" if name == "F16" else name]
+                assert all(rate <= beside.at(rows) for rows, rate in curve.points), "F16 costs no less than BF16"
         assert max(point.gbps for point in p.ssd_read) < p.dram_copy_gbps
         if p.gpu:
             assert max(point.gbps for point in p.ssd_read) + p.gpu.h2d.peak < p.dram_bus_gbps, "a drive leaves the bus to the link"

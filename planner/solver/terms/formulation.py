@@ -291,9 +291,9 @@ class Formulation(LinearProgram):
 
         A bus that carries all that uses it, each at its best rate, is never the slowest and needs no constraint.
         """
-        h, spills = self.problem.hardware, self.problem.workload.kv_spill
+        h, m, spills = self.problem.hardware, self.problem.model, self.problem.workload.kv_spill
         back = h.ssd_write_gbps + (self.gpu.d2h.peak if self.gpu else 0) if spills else 0
-        beside = h.host.peak_gbps if h.host and (self.host.most or self.problem.model.experts) else 0
+        beside = h.host.computing(m.compute_dtype).peak_gbps if h.host and (self.host.most or m.experts) else 0
         beside = max(beside, h.host.attention_gbps if h.host and self.attention.most else 0)
         may_bind = h.bus_may_bind(h.ssd_peak_gbps, self.gpu.h2d.peak if self.gpu else h.cpu_matvec_gbps, back, beside)
         idle = () if may_bind else (Resource.dram,)
