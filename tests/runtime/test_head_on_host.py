@@ -14,6 +14,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_chec
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
@@ -33,14 +34,18 @@ from penstock.runtime.recorded.host_steps import HostSteps, host_block
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.store.base import UnitLayout
 from tests.runtime.formats.gguf_made import COMMITTED, WIDE, as_gguf
+from tests.runtime.formats.test_whole_checkpoints import made
 from tests.runtime.ranks.played_graphs import Card, Graph, Kernel
+from tests.runtime.ranks.test_handed_steps import CLOSE, HALVES
 from tests.runtime.sessions import CPU, opened
+from tests.runtime.test_attention import alone
 from tests.runtime.test_host_steps import PlayedWords
 from tests.support import decisions, plan_for, save_tiny, workload
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
 BATCH = Batch(prompts=[[5, 9, 200, 31, 7], [17, 250], [3] * 20], max_new_tokens=9, chunk_tokens=1 << 20, limits=[9, 4, 7])
-RATES = HostRates(2, {"BF16": Curve(((1, 50.0), (16, 40.0)))}, 1e-5, 0.8, 0.8)
+TIMED = Curve(((1, 50.0), (16, 40.0)))
+RATES = HostRates(2, {"BF16": TIMED}, 1e-5, 0.8, 0.8, f16_products={"F16": TIMED})
 CASES = {
     "all of the head": ((2, 2, 0), HostUnits(0, 3, 4)),
     "some beside resident and streamed blocks": ((2, 2, 1), HostUnits(0, 3, 2)),
@@ -106,6 +111,25 @@ def alike(got: Generation, want: Generation) -> None:
     assert got.tokens == want.tokens
     for one, other in zip(got.logits, want.logits, strict=True):
         assert torch.allclose(one.float(), other.float(), atol=0.02 * other.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
+@pytest.mark.parametrize("case", ["all of the head", "some beside resident and streamed blocks", "some beside FFNs"])
+def test_what_the_cpu_computes_of_an_f16_models_head_is_what_transformers_says(
+    case: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers in fewer bits have such heads, too, but a played card records no products of C."""
+    resident, host = CASES[case]
+    checkpoint = made(tmp_path, HALVES["F16"], {"tie_word_embeddings": tied}, 6)
+    plan = plan_with(checkpoint, resident, host)
+    assert plan.model.compute_dtype is Dtype.float16 and plan.model.lm_head.format.name == "F16" and plan.model.tied is tied
+    with played(monkeypatch) as card:
+        got, facts = generated(plan, checkpoint, card)
+    steps = facts["graphs"]["schedules"]["steps"][OWN]
+    assert facts["graphs"]["refused"] is None and steps > 1
+    assert facts["stages"]["cpu"][0] == (steps + 1) * sum(map(plan.placement.unit_bytes, plan.placement.host_units)) > 0
+    for said, want in zip(got.logits, alone(tmp_path / "decoded", got, torch.float16), strict=True):
+        assert torch.allclose(said.float(), want.float(), atol=CLOSE[torch.float16] * want.abs().max().item(), rtol=0)
 
 
 STORED: dict[str, Callable[[Path], Path]] = {
