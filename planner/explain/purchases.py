@@ -174,7 +174,7 @@ def _in_rows(question: Question) -> Iterator[Offer]:
         words = "the same numbers in an order that products read as they lie (runtime pack format=rows)"
         yield Offer("rows", words, replace(question, model=rows), is_bought=False)
     if question.model.compute_dtype is Dtype.float16 and question.hardware.host is not None:
-        also = "" if rows is question.model else ", and that order"
+        also = "" if rows is question.model else ", then runtime pack format=rows"
         words = f'computing in BF16, by which the CPU multiplies faster ("dtype": "bfloat16" in config.json{also})'
         kv = Dtype.bfloat16 if question.model.kv_dtype is Dtype.float16 else question.model.kv_dtype
         other = replace(rows, compute_dtype=Dtype.bfloat16, kv_dtype=kv)
