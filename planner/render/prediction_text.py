@@ -12,10 +12,12 @@ from penstock.planner.common.console import print_head, print_line
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.serving.arrivals import Arrivals
 from penstock.planner.contract.serving.serving_forecast import forecast_of, planned_load
 from penstock.planner.render.serving_table import said
 from penstock.planner.render.stage_names import decode_bound, stage_names
+from penstock.planner.render.whereabouts import beside_bytes
 
 
 def print_prediction(plan: Plan, console: Console) -> None:
@@ -51,10 +53,19 @@ def _of_prefill(plan: Plan) -> str:
 
 
 def _likely(plan: Plan) -> str:
-    """Between what the predicted seconds lie."""
+    """Between what the predicted seconds lie, and which rates that count have no spread (``lessons.spread``)."""
     ranges = plan.intervals
     named = (("load", ranges.load_s), ("prefill", ranges.prefill_s), ("decode", ranges.decode_s_per_token))
-    return "Nine runs in ten: " + ", ".join(f"{name} {show_seconds(least)} to {show_seconds(most)}" for name, (least, most) in named) + "."
+    said = "Nine runs in ten: " + ", ".join(f"{name} {show_seconds(least)} to {show_seconds(most)}" for name, (least, most) in named) + "."
+    stated = [
+        name
+        for name, counts in (
+            ("the DRAM bus", Resource.dram in (plan.prediction.bottleneck_prefill, plan.prediction.bottleneck_decode)),
+            ("the CPU's products", plan.hardware.gpu is not None and beside_bytes(plan) > 0),
+        )
+        if counts
+    ]
+    return f"{said} The rate of {' and of '.join(stated)} is taken as stated." if stated else said
 
 
 def _restoring(plan: Plan) -> str:

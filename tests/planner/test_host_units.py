@@ -1,10 +1,12 @@
 """FFN units that the CPU computes beside the card: where they lie, what they cost, and when there are none."""
 
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU, H2D
@@ -32,6 +34,7 @@ from penstock.planner.export.otherwise import copied
 from penstock.planner.export.wsm_env import ENV
 from penstock.planner.render.assumed import products_beside
 from penstock.planner.render.decided import decided
+from penstock.planner.render.prediction_text import print_prediction
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.lanes.feed import RecordedFeed
 from penstock.planner.simulate.lanes.lanes import Lanes, Work
@@ -240,6 +243,18 @@ def test_a_plan_says_by_which_rates_the_cpu_multiplies_and_from_where_they_are()
     rates = replace(RATES, f16_products={"F16": Curve(((1, 38.0), (8, 20.0)))})
     f16 = replace(M.stored_as(KNOWN_FORMATS["F16"]), compute_dtype=Dtype.float16, kv_dtype=Dtype.float16)
     assert [said for _, said, _ in products_beside(planned(replace(h, host=rates), f16))] == ["38 GB/s of F16"]
+
+
+def test_what_has_no_spread_is_named_behind_the_interval():
+    """Runs correct neither the bus nor the CPU's products: a step that these bind is no narrower for that."""
+    said = {}
+    for name, h in {"cpu": beside(), "bus": beside(dram_bus_gbps=90.0), "card": beside(None)}.items():
+        console = Console(record=True, width=400, file=io.StringIO())
+        print_prediction(planned(h, M), console)
+        said[name] = console.export_text()
+    assert "The rate of the CPU's products is taken as stated." in said["cpu"]
+    assert "The rate of the DRAM bus and of the CPU's products is taken as stated." in said["bus"]
+    assert "taken as stated" not in said["card"]
 
 
 def test_one_row_is_no_rows():
