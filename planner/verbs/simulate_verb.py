@@ -26,7 +26,7 @@ from penstock.planner.contract.plan.planfile import broken_in, read_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options, Progress
-from penstock.planner.simulate.bend import check_bent
+from penstock.planner.simulate.bend import check_bent, may_bend
 from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.ranks.dealt_told import DealtTold
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
@@ -99,7 +99,8 @@ def _forced(plan: Plan, force: Force, rules: RuleBreaks) -> Plan:
     changed = plan if decisions == plan.decisions else replace(plan, decisions=decisions)
     broken = broken_in(changed)
     if broken and rules is RuleBreaks.refuse:
-        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}; or simulate it all the same with rules=warn")
+        besides = "; or simulate it all the same with rules=warn" if may_bend(broken) else ""
+        raise UserError(f"the plan breaks a rule ({broken[0].name}): {broken[0].message}{besides}")
     if broken:
         check_bent(changed, broken)
         return changed

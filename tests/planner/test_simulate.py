@@ -266,6 +266,12 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "sim.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_rules_warn_is_offered_only_where_it_passes_over_the_rule(tmp_path: Path) -> None:
+    write_plan(planned("streams from the SSD"), tmp_path / "plan.yaml")
+    line = refusal("planner", "simulate", "plan=plan.yaml", "force.host_head=99", cwd=tmp_path)
+    assert "weights.host.head=99; allowed: 0" in line and line.endswith("set head=0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
