@@ -134,7 +134,10 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("hardware.host.f16_products.FP8=3", ["hardware.host.f16_products.FP8=3", "must be rows by name such as {FP8: [[1, 10.5]]}"]),
         ("hardware.host.f16_products.FP8=[3]", ["hardware.host.f16_products.FP8=[3]", "must be rows by name"]),
         ("hardware.host.f16_products.FP8=[[1, 1e30]]", ["the row [1, 1e+30]", "at most 1152921504606846976 rows, 1e-06 to 1e+09 GB/s"]),
-        ("hardware.host.format_threads={FP8: 2.5}", ["hardware.host.format_threads={FP8: 2.5}: must be ", "whole numbers by name such as {FP8: 10}"]),
+        (
+            "hardware.host.format_threads={FP8: 2.5}",
+            ["hardware.host.format_threads={FP8: 2.5}: must be ", "whole numbers by name such as {FP8: 10}"],
+        ),
         ("hardware=RTX5080", ["hardware=RTX5080", "did you mean rtx5080?"]),
         ("hardware", ["hardware: expected key=value, such as hardware=..."]),
         ("Qwen/Qwen3-8B", ["expected key=value; did you mean model.checkpoint=Qwen/Qwen3-8B?"]),

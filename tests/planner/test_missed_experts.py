@@ -8,18 +8,22 @@ from statistics import fmean
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import expert_step_s
+from penstock.planner.explain.resources import products
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.lanes.bus_shares import bus_shares
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import search
 from tests.planner.small import GB, MB, machine, model, work
@@ -45,6 +49,24 @@ def test_a_card_computes_one_tokens_experts_behind_the_last_and_those_of_several
     pairs = [(one, other) for one in computed for other in copied if one.name.split(".")[1] == other.name.split(".")[1]]
     beside = [one for one, other in pairs if one.start < other.end - 1e-9 and other.start < one.end - 1e-9]
     assert copied and len(computed) >= len(copied) and bool(beside) is not together
+
+
+def test_of_a_model_with_coded_experts_the_cpu_multiplies_by_these_alone() -> None:
+    """What lies beside them in BF16, as routers do, is the card's: neither the bus of a simulation nor `explain` counts the CPU's BF16."""
+    form = KNOWN_FORMATS["MXFP4"]
+    coded = [
+        replace(unit, format=form, stored_bytes=form.stored_bytes(1, unit.elements)) if unit.kind is UnitKind.expert else unit
+        for unit in MIXTRAL.units
+    ]
+    m, host = (
+        replace(MIXTRAL, units=tuple(coded)),
+        HostRates(2, {"BF16": Curve(((1, 80.0),)), "MXFP4": Curve(((1, 20.0),))}, 2e-5, 1.0, 1.0),
+    )
+    hardware = replace(with_host(80.0), host=host, dram_bus_gbps=100.0)
+    made = search(hardware, m, work(), Force()).decisions
+    assert {unit.format.name for unit in m.of_kind(UnitKind.ffn)} == {"BF16"}
+    assert bus_shares(hardware, m, made)[CPU] == pytest.approx(0.2) and products(m).of(hardware) == 20.0
+    assert bus_shares(hardware, MIXTRAL, made)[CPU] == pytest.approx(0.8) and products(MIXTRAL).of(hardware) == 80.0
 
 
 def test_an_expert_that_the_cpu_computes_spares_the_card_what_plans_say() -> None:

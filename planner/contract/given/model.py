@@ -147,8 +147,8 @@ class ModelSpec:
 
     @property
     def ffn_formats(self) -> frozenset[Format]:
-        """Of FFN units and experts: what a CPU may multiply by beside a card."""
-        return frozenset(unit.format for kind in (UnitKind.ffn, UnitKind.expert) for unit in self.of_kind(kind))
+        """Of routed experts, or of FFN units where there are none: what a CPU may multiply by beside a card."""
+        return frozenset(unit.format for unit in self.of_kind(UnitKind.expert) or self.of_kind(UnitKind.ffn))
 
     @cached_property
     def _by_kind(self) -> Mapping[UnitKind, tuple[UnitSpec, ...]]:
