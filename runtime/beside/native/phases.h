@@ -6,7 +6,7 @@
 
 #include <sched.h>
 
-enum { PHASES = 3, LINE = 64, SPINS = 1 << 14 };
+enum { PHASES = 4, LINE = 64, SPINS = 1 << 14 };
 
 /* How far threads are with one piece of work: how much of each phase is claimed and how much finished. */
 struct progress {

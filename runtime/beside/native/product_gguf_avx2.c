@@ -1,10 +1,7 @@
-/* Blocks of GGUF files in AVX2: product_gguf.c says what they are. */
-#include "product_blocks_avx2.h"
-#include "product_gguf.h"
+/* Blocks of GGUF files in AVX2: product_gguf.c says what they are. Few input rows are multiplied by whole numbers. */
+#include "product_gguf_fixed.h"
 
 #ifdef HAS_X86
-GGUF_OPENS(FOR_AVX2)
-
 FOR_AVX2 ALONE float half_of(const uint8_t *bytes)
 {
     uint16_t bits;
@@ -22,11 +19,6 @@ FOR_AVX2 ALONE void six_bits(const uint8_t *block, float *factors)
     const __m128i less = _mm_setr_epi32((int)(six[1] & low), (int)((six[2] >> 4 & nibble) | (six[1] >> 6 & top) << 4), 0, 0);
     _mm256_storeu_ps(factors, _mm256_mul_ps(_mm256_set1_ps(half_of(block)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(by))));
     _mm256_storeu_ps(factors + 8, _mm256_mul_ps(_mm256_set1_ps(half_of(block + 2)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(less))));
-}
-
-FOR_AVX2 ALONE __m256i bytes_at(const uint8_t *bytes)
-{
-    return _mm256_loadu_si256((const __m256i *)bytes);
 }
 
 FOR_AVX2 ALONE void scaled(__m256 *w, float scale)
@@ -97,9 +89,15 @@ FOR_AVX2 ALONE void block_q6_k_avx2(struct gguf_row *row, int64_t column, __m256
         w[i] = rounded_avx2(_mm256_mul_ps(w[i], _mm256_set1_ps(scale * (float)scales[i / 2])));
 }
 
-BLOCKS_AVX2(q4_0, gguf_row, open_q4_0, block_q4_0_avx2, q4_0_strip)
-BLOCKS_AVX2(q8_0, gguf_row, open_q8_0, block_q8_0_avx2, q8_0_strip)
-BLOCKS_AVX2(q4_k, gguf_row, open_q4_k, block_q4_k_avx2, q4_k_strip)
-BLOCKS_AVX2(q5_k, gguf_row, open_q5_k, block_q5_k_avx2, q5_k_strip)
-BLOCKS_AVX2(q6_k, gguf_row, open_q6_k, block_q6_k_avx2, q6_k_strip)
+BLOCKS_AVX2(q4_0_decoded, gguf_row, open_q4_0, block_q4_0_avx2, q4_0_strip)
+BLOCKS_AVX2(q8_0_decoded, gguf_row, open_q8_0, block_q8_0_avx2, q8_0_strip)
+BLOCKS_AVX2(q4_k_decoded, gguf_row, open_q4_k, block_q4_k_avx2, q4_k_strip)
+BLOCKS_AVX2(q5_k_decoded, gguf_row, open_q5_k, block_q5_k_avx2, q5_k_strip)
+BLOCKS_AVX2(q6_k_decoded, gguf_row, open_q6_k, block_q6_k_avx2, q6_k_strip)
+
+FIXED_LARGE(q4_k_avx2, open_q4_k, BYTES_Q4_K, fill_six_bits, part_q4_k_avx2, 32, 32, q4_k_decoded_avx2)
+FIXED_LARGE(q5_k_avx2, open_q5_k, BYTES_Q5_K, fill_six_bits, part_q5_k_avx2, 32, 32, q5_k_decoded_avx2)
+FIXED_LARGE(q6_k_avx2, open_q6_k, BYTES_Q6_K, fill_q6_k, part_q6_k_avx2, 16, 64, q6_k_decoded_avx2)
+FIXED_BY_WIDTH(q4_0_avx2, in->run == 16, q4_0_decoded_avx2)
+FIXED_BY_WIDTH(q8_0_avx2, in->run == WORDS_COLUMNS, q8_0_decoded_avx2)
 #endif

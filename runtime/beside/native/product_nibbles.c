@@ -3,8 +3,7 @@
  * MXFP4: part[1] scales [rows][columns / 32], bytes: 2 ** (scale - 127), 255 is not a number.
  * NVFP4: part[1] scales [rows][columns / 16], E4M3; part[2] F32 factors, one for each `group` rows: a number times (scale * factor), or,
  * where part[3] is not NULL, (scale / factor). columns are a multiple of 16. */
-#include "product_blocks_avx2.h"
-#include "product_words.h"
+#include "product_fixed.h"
 
 enum { GROUP = 32 };
 
@@ -132,7 +131,37 @@ FOR_AVX2 ALONE void block_mxfp4_avx2(struct mxfp4_row *row, int64_t column, __m2
         w[i] = _mm256_mul_ps(w[i], by);
 }
 
-BLOCKS_AVX2(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4_avx2, mxfp4_strip)
+BLOCKS_AVX2(mxfp4_decoded, mxfp4_row, open_mxfp4, block_mxfp4_avx2, mxfp4_strip)
+
+/* Twice these numbers, which are whole, and 12 more, so that none is below 0. */
+enum { E2M1_ABOVE = 12 };
+
+FOR_AVX2 ALONE void e2m1_fixed(__m256i words, __m256i *w)
+{
+    const __m256i table = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0, /* and again */
+                                           12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
+    const __m256i nibble = _mm256_set1_epi8(15), even = _mm256_and_si256(words, nibble);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi16(words, 4), nibble);
+    from_bytes_fixed(_mm256_shuffle_epi8(table, even), _mm256_shuffle_epi8(table, odd), w);
+}
+
+/* Half of each. */
+FOR_AVX2 ALONE void fill_mxfp4_avx2(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / GROUP, eights = groups / FIXED_LANES * FIXED_LANES;
+    const uint8_t *scales = (const uint8_t *)m->part[1] + o * groups;
+    for (int64_t g = 0; g < eights; g += FIXED_LANES) {
+        const __m256i bits = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(scales + g)));
+        const __m256i none = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(255)), first = _mm256_cmpeq_epi32(bits, _mm256_setzero_si256());
+        __m256i found = _mm256_blendv_epi8(_mm256_slli_epi32(bits, 23), _mm256_set1_epi32(0x00400000), first);
+        found = _mm256_blendv_epi8(found, _mm256_set1_epi32(0x7fc00000), none);
+        _mm256_storeu_ps(row->scales + g, _mm256_mul_ps(_mm256_castsi256_ps(found), _mm256_set1_ps(0.5f)));
+    }
+    for (int64_t g = eights; g < groups; g++)
+        row->scales[g] = 0.5f * from_e8m0(scales[g]);
+}
+
+FIXED_WORDS(mxfp4_avx2, e2m1_fixed, fill_mxfp4_avx2, -E2M1_ABOVE, GROUP, mxfp4_decoded_avx2)
 
 struct nvfp4_row {
     const uint8_t *codes, *scales;
@@ -208,5 +237,26 @@ FOR_AVX2 ALONE void block_nvfp4_avx2(struct nvfp4_row *row, int64_t column, __m2
         w[i] = rounded_avx2(_mm256_mul_ps(w[i], by[i / 2]));
 }
 
-BLOCKS_AVX2(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4_avx2, nvfp4_strip)
+BLOCKS_AVX2(nvfp4_decoded, nvfp4_row, open_nvfp4, block_nvfp4_avx2, nvfp4_strip)
+
+/* Half of each. */
+FOR_AVX2 ALONE void fill_nvfp4_avx2(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / SMALL_GROUP, eights = groups / FIXED_LANES * FIXED_LANES;
+    const uint8_t *scales = (const uint8_t *)m->part[1] + o * groups;
+    const float factor = ((const float *)m->part[2])[o / m->group];
+    const __m256 by = _mm256_set1_ps(factor);
+    for (int64_t g = 0; g < eights; g += FIXED_LANES) {
+        const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)(scales + g))), size = _mm_set1_epi16(127);
+        const __m256i none = _mm256_cvtepi16_epi32(_mm_cmpeq_epi16(_mm_and_si128(wide, size), size));
+        __m256 found = _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16((short)0xbfff)));
+        found = _mm256_or_ps(_mm256_mul_ps(found, _mm256_set1_ps(256)), _mm256_castsi256_ps(none));
+        found = m->part[3] ? _mm256_div_ps(found, by) : _mm256_mul_ps(found, by);
+        _mm256_storeu_ps(row->scales + g, _mm256_mul_ps(found, _mm256_set1_ps(0.5f)));
+    }
+    for (int64_t g = eights; g < groups; g++)
+        row->scales[g] = 0.5f * nvfp4_scale(scales[g], factor, m->part[3] != NULL);
+}
+
+FIXED_WORDS(nvfp4_avx2, e2m1_fixed, fill_nvfp4_avx2, -E2M1_ABOVE, SMALL_GROUP, nvfp4_decoded_avx2)
 #endif

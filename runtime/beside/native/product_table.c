@@ -99,7 +99,7 @@ product_fn product_of(int32_t kind, int32_t number, int level)
 
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 {
-    if (level < LEVEL_AVX512 || rows > (number == NUMBER_F16 ? MOST_TWOS : MOST_WIDE))
+    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 ? MOST_TWOS : MOST_WIDE) || (words_fixed(level) && number == NUMBER_F16))
         return 0;
     switch (kind) {
     case KIND_INT4:
@@ -111,8 +111,21 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     case KIND_Q4_K:
     case KIND_Q5_K: return 32;
     case KIND_Q6_K: return 64;
+    case KIND_INT8:
+    case KIND_UINT8:
+    case KIND_Q8_0: return words_fixed(level) ? WORDS_COLUMNS : 0;
     default: return 0;
     }
+}
+
+int words_fixed(int level)
+{
+    return level == LEVEL_AVX2;
+}
+
+int64_t fixed_summed(int64_t run)
+{
+    return run == 32 ? 32 : run == 64 ? 16 : WORDS_LANE; /* the groups of Q4_K and Q5_K, and of Q6_K */
 }
 
 int64_t rows_at_once(int32_t kind)

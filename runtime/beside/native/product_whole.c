@@ -5,8 +5,8 @@
  * NULL. part[2] NULL, or zero points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
  * INT8: signed bytes [rows][columns] and signed zero points [rows][columns / group], or NULL. UINT8: 128 is zero, or zero points in words
  * [rows / 4][columns / group]. group divides columns. */
+#include "product_fixed.h"
 #include "product_groups_f16.h"
-#include "product_words.h"
 
 enum { BY_COLUMNS = 0, SIGNED = 3, MIDDLE = 0, IN_WORDS = 1, BYTES = 3 }; /* of whole.c */
 
@@ -291,9 +291,39 @@ GROUPS_F16_AVX2(uint8_avx2_f16, unsigned_f16, 8, 0, 128, uint8_strips_f16)
 GROUPS_F16_512(int8_avx512_f16, signed_f16_512, 8, 1, 0, int8_strips_f16)
 GROUPS_F16_512(uint8_avx512_f16, unsigned_f16_512, 8, 0, 128, uint8_strips_f16)
 
-BLOCKS_AVX2(int4, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
-BLOCKS_AVX2(int8, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
-BLOCKS_AVX2(uint8, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
+/* Eight at once; the last ones one by one. */
+FOR_AVX2 ALONE void fill_int4_avx2(const struct matrix *m, int64_t o, const struct words_row *row)
+{
+    const int64_t groups = m->columns / m->group, eights = groups / FIXED_LANES * FIXED_LANES;
+    const uint16_t *scales = (const uint16_t *)m->part[1] + o * groups;
+    const int32_t *zeros = m->part[2] ? (const int32_t *)m->part[2] + o / 8 * groups : NULL;
+    const int place = (int)(o % 8) * 4;
+    for (int64_t g = 0; g < eights; g += FIXED_LANES) {
+        const __m128i bits = _mm_loadu_si128((const __m128i *)(scales + g));
+        const __m256i wide = _mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16);
+        _mm256_storeu_ps(row->scales + g, m->part[3] ? _mm256_cvtph_ps(bits) : _mm256_castsi256_ps(wide));
+        if (zeros) {
+            const __m256i words = _mm256_srl_epi32(_mm256_loadu_si256((const __m256i *)(zeros + g)), _mm_cvtsi32_si128(place));
+            const __m256i zero = _mm256_sub_epi32(_mm256_setzero_si256(), _mm256_and_si256(words, _mm256_set1_epi32(15)));
+            _mm256_storeu_ps(row->shifts + g, _mm256_cvtepi32_ps(zero));
+        }
+    }
+    for (int64_t g = eights; g < groups; g++) {
+        row->scales[g] = m->part[3] ? _cvtsh_ss(scales[g]) : from_bf16(scales[g]);
+        if (zeros)
+            row->shifts[g] = -(float)((uint32_t)zeros[g] >> place & 15);
+    }
+    spread_groups(row->scales, m->columns, m->group);
+    if (zeros)
+        spread_groups(row->shifts, m->columns, m->group);
+}
+
+BLOCKS_AVX2(int4_decoded, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
+FIXED_WORDS(int4_avx2, nibbles_fixed, fill_int4_avx2, -8, m->group, int4_decoded_avx2)
+BLOCKS_AVX2(int8_decoded, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
+BLOCKS_AVX2(uint8_decoded, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
+FIXED_BYTES(int8_avx2, signed_fixed, 1, 0, int8_decoded_avx2)
+FIXED_BYTES(uint8_avx2, unsigned_fixed, 0, 128, uint8_decoded_avx2)
 WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)

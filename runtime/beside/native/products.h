@@ -56,12 +56,14 @@ enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
  * [columns / 2, rounded up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h,
  * [rows][columns / 128, rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64
  * bytes. F16 inputs have two rows of words each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first,
- * zeros with the second. */
+ * zeros with the second. steps: where `run` is not 0 and words_fixed says so, words are whole numbers of 16 bits, and stand for what they are
+ * times a step for each 128 columns, [rows][columns / 128, rounded up]; not a number where an input is none or has no end. Sums are then of
+ * fixed_summed(run) columns. */
 struct inputs {
     int64_t rows, columns, run;
     const float *x;
     const uint16_t *xb, *pairs, *words;
-    const float *eights;
+    const float *eights, *steps;
 };
 
 /* y[r * stride + o]: row o of m times input row r, summed in F32; o in [first, last), all r. first is a multiple of rows_at_once. */
@@ -70,8 +72,14 @@ typedef void (*product_fn)(const struct matrix *m, int64_t first, int64_t last, 
 /* The function of a kind with inputs of a number, for the widest instruction set up to level. F16 is multiplied by all but lossless. */
 product_fn product_of(int32_t kind, int32_t number, int level);
 
-/* The run of product_words.h by which products of a kind read so many input rows at level; 0 for none. */
+/* The run of product_words.h by which products of a kind read so many input rows at level; WORDS_COLUMNS: columns in their order; 0 for none. */
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level);
+
+/* Whether words are whole numbers of 16 bits at level: of product_fixed.h. */
+int words_fixed(int level);
+
+/* Columns of which whole numbers' sum is known. */
+int64_t fixed_summed(int64_t run);
 
 /* Rows of a matrix of a kind that a thread should claim together: a multiple of 16. */
 int64_t rows_at_once(int32_t kind);

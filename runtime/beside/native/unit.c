@@ -54,12 +54,17 @@ static int64_t words_bytes(int64_t rows, int64_t columns)
     return lines(2 * rows * padded(columns)) + lines(4 * rows * padded(columns) / WORDS_LANE);
 }
 
+static int64_t steps_bytes(int64_t rows, int64_t columns)
+{
+    return lines(4 * rows * (padded(columns) / WORDS_COLUMNS));
+}
+
 int64_t scratch_bytes(const struct unit *unit, int64_t rows)
 {
     int64_t inputs = inputs_of(unit), middle = middle_of(unit), words = words_rows(unit, rows);
     return lines(4 * rows * inputs) + 2 * lines(4 * rows * middle) + lines(4 * rows * unit->down.rows) + lines(2 * rows * middle) +
            pairs_bytes(rows, inputs) + pairs_bytes(rows, middle) + words_bytes(words, inputs) + words_bytes(words, middle) +
-           (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
+           steps_bytes(rows, inputs) + steps_bytes(rows, middle) + (unit->form == FORM_PAIRED ? lines(8 * rows * middle) : 0);
 }
 
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
@@ -78,7 +83,9 @@ struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows)
     found.x_eights = (float *)(at + lines(2 * words * padded(inputs)));
     found.middle_words = (uint16_t *)(at += words_bytes(words, inputs));
     found.middle_eights = (float *)(at + lines(2 * words * padded(middle)));
-    found.both = (float *)(at + words_bytes(words, middle));
+    found.x_steps = (float *)(at += words_bytes(words, middle));
+    found.middle_steps = (float *)(at += steps_bytes(rows, inputs));
+    found.both = (float *)(at + steps_bytes(rows, middle));
     return found;
 }
 
@@ -150,12 +157,55 @@ ALONE void words_of(const float *values, const uint16_t *given, uint16_t *words,
         }
 }
 
+/* The least step is 2 ** -126, F32's least number with a leading one. */
+enum { FIXED_BITS = 14, SMALL_EXPONENT = FIXED_BITS + 1, NO_END = 255 };
+
+/* As product_fixed.h has them: columns [first, last), and zeros behind the last. first is a multiple of WORDS_COLUMNS; last, too, or the end. */
+static void fixed_of(const float *values, uint16_t *words, float *sums, float *steps, int64_t rows, int64_t columns, int64_t first,
+                     int64_t last, int64_t run)
+{
+    const int64_t all = padded(columns), summed = fixed_summed(run);
+    const int bits = __builtin_ctzll((unsigned long long)run);
+    for (int64_t r = 0; r < rows; r++, values += columns, words += all, sums += all / summed, steps += all / WORDS_COLUMNS)
+        for (int64_t k = first; k < last; k += WORDS_COLUMNS) {
+            const int64_t some = columns - k < WORDS_COLUMNS ? columns - k : WORDS_COLUMNS;
+            float x[WORDS_COLUMNS] = {0};
+            int32_t bits_of[WORDS_COLUMNS], largest = 0;
+            memcpy(x, values + k, (size_t)some * sizeof *x);
+            memcpy(bits_of, x, sizeof bits_of);
+            for (int i = 0; i < WORDS_COLUMNS; i++) {
+                const int32_t size = bits_of[i] & 0x7fffffff;
+                largest = size > largest ? size : largest;
+            }
+            const int32_t found = largest >> 23, exponent = found < SMALL_EXPONENT ? SMALL_EXPONENT : found;
+            const float step = as_float((uint32_t)(exponent - FIXED_BITS) << 23);
+            const float inverse = as_float((uint32_t)(2 * 127 + FIXED_BITS - exponent) << 23);
+            steps[k / WORDS_COLUMNS] = found == NO_END ? as_float(0x7fc00000u) : step;
+            for (int i = 0; i < WORDS_COLUMNS; i++) /* to the nearest, ties to even */
+                x[i] = x[i] * inverse + 12582912.0f;
+            memcpy(bits_of, x, sizeof bits_of); /* whose lower half is the whole number's */
+            for (int64_t i = 0; i < WORDS_COLUMNS; i++) {
+                const int64_t byte = (i >> (bits + 1) << bits) + (i & (run - 1)), upper = i >> bits & 1;
+                const int64_t place = run == WORDS_COLUMNS ? i : (byte % 2 * 2 + upper) * (WORDS_COLUMNS / 4) + byte / 2;
+                words[k + place] = (uint16_t)bits_of[i];
+            }
+            for (int64_t i = 0; i < WORDS_COLUMNS; i += summed) {
+                int32_t sum = 0;
+                for (int64_t j = i; j < i + summed; j++)
+                    sum += (int16_t)bits_of[j];
+                sums[(k + i) / summed] = step * (float)sum;
+            }
+        }
+}
+
 /* The words that `m` wants, if any. */
 static void share_words(const struct work *work, const struct matrix *m, const float *values, const uint16_t *given, uint16_t *words,
-                        float *eights, int64_t first, int64_t last)
+                        float *eights, float *steps, int64_t first, int64_t last)
 {
     const int64_t run = wanted_run(work, m);
-    if (run && work->unit->number == NUMBER_F16)
+    if (run && words_fixed(work->team->level))
+        fixed_of(values, words, eights, steps, work->rows, m->columns, first, last, run);
+    else if (run && work->unit->number == NUMBER_F16)
         words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_F16);
     else if (run)
         words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_BF16);
@@ -175,7 +225,8 @@ static void take_inputs(const void *given, int64_t first, int64_t last)
             work->scratch->x[r * columns + k] = from_number(work->x[r * columns + k], work->unit->number);
     if (wants_pairs(work))
         pairs_of(work->x, work->scratch->x_pairs, work->rows, columns, first, last);
-    share_words(work, first_matrix(work->unit), work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights, first, last);
+    share_words(work, first_matrix(work->unit), work->scratch->x, work->x, work->scratch->x_words, work->scratch->x_eights,
+                work->scratch->x_steps, first, last);
 }
 
 static struct inputs first_inputs(const struct work *work)
@@ -184,7 +235,7 @@ static struct inputs first_inputs(const struct work *work)
     const uint16_t *pairs = wants_pairs(work) ? scratch->x_pairs : 0;
     const int64_t run = wanted_run(work, first_matrix(work->unit));
     const struct inputs in = {
-        work->rows, inputs_of(work->unit), run, scratch->x, work->x, pairs, scratch->x_words, scratch->x_eights,
+        work->rows, inputs_of(work->unit), run, scratch->x, work->x, pairs, scratch->x_words, scratch->x_eights, scratch->x_steps,
     };
     return in;
 }
@@ -258,6 +309,20 @@ static void add(float *to, const uint16_t *bias, int64_t count, int32_t number)
         to[o] += from_number(bias[o], number);
 }
 
+static void share_middle_words(const void *given, int64_t first, int64_t last)
+{
+    const struct work *work = given;
+    const struct scratch *scratch = work->scratch;
+    share_words(work, &work->unit->down, scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights,
+                scratch->middle_steps, first, last);
+}
+
+/* Whole numbers of 16 bits need all of a block: they wait for what is made of it. */
+static int shares_later(const struct work *work)
+{
+    return words_fixed(work->team->level) && wanted_run(work, &work->unit->down);
+}
+
 /* Columns [first, last) of what down takes, in the forms that it takes. */
 static void share_middle(const struct work *work, int64_t first, int64_t last)
 {
@@ -265,7 +330,8 @@ static void share_middle(const struct work *work, int64_t first, int64_t last)
     const int64_t middle = middle_of(work->unit);
     if (wants_pairs(work))
         pairs_of(scratch->middle, scratch->middle_pairs, work->rows, middle, first, last);
-    share_words(work, &work->unit->down, scratch->up, scratch->middle, scratch->middle_words, scratch->middle_eights, first, last);
+    if (!shares_later(work))
+        share_middle_words(work, first, last);
 }
 
 /* Rounded once, as the card's own kernel for these experts. */
@@ -323,7 +389,8 @@ static void make_outputs(const void *given, int64_t first, int64_t last)
     const uint16_t *pairs = wants_pairs(work) ? scratch->middle_pairs : 0;
     const int64_t run = wanted_run(work, &unit->down);
     const struct inputs after = {
-        work->rows, middle_of(unit), run, scratch->up, scratch->middle, pairs, scratch->middle_words, scratch->middle_eights,
+        work->rows,     middle_of(unit), run,                   scratch->up,            scratch->middle,
+        pairs,          scratch->middle_words, scratch->middle_eights, scratch->middle_steps,
     };
     const struct inputs in = unit->form == FORM_PRODUCT ? first_inputs(work) : after;
     product_of(unit->down.kind, unit->number, work->team->level)(&unit->down, first, last, &in, scratch->out, outputs);
@@ -371,8 +438,12 @@ int take_part(const struct team *team, const struct unit *unit, const struct scr
     wait_for_phase(progress, 0, inputs);
     do_phase(&work, team->threads, progress, 1, middle, grain_of(&unit->up), unit->form == FORM_PAIRED ? make_paired : make_middle);
     wait_for_phase(progress, 1, middle);
-    int last = do_phase(&work, team->threads, progress, 2, unit->down.rows, grain_of(&unit->down), make_outputs);
+    if (shares_later(&work)) {
+        do_phase(&work, team->threads, progress, 2, middle, 2 * WORDS_COLUMNS, share_middle_words);
+        wait_for_phase(progress, 2, middle);
+    }
+    int last = do_phase(&work, team->threads, progress, 3, unit->down.rows, grain_of(&unit->down), make_outputs);
     if (!last)
-        wait_for_phase(progress, 2, unit->down.rows);
+        wait_for_phase(progress, 3, unit->down.rows);
     return last;
 }

@@ -22,7 +22,7 @@ struct unit {
 struct scratch {
     float *x, *gate, *up, *out, *both;
     uint16_t *middle, *x_pairs, *middle_pairs, *x_words, *middle_words;
-    float *x_eights, *middle_eights;
+    float *x_eights, *middle_eights, *x_steps, *middle_steps;
 };
 
 int64_t inputs_of(const struct unit *unit);

@@ -1,6 +1,7 @@
 """Products with coded matrices, as they are stored, are those with the same matrices decoded, at every instruction set of this machine.
 
-With AVX512 those with numbers of 4 bits along rows (product_words.h) multiply by scales behind the sums, and round no weight."""
+With AVX512 those with numbers of 4 bits along rows (product_words.h) multiply by scales behind the sums, and round no weight. With AVX2
+those with whole numbers do (product_fixed.h), and round inputs, too: test_fixed_products.py has the bounds."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from penstock.runtime.beside.host_matrix import host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.formats.codings import CODINGS
 from tests.runtime.beside.coded_matrices import coded_matrices
+from tests.runtime.beside.fixed_error import fixed_error
 
 pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
 LEVELS = [] if products_unbuilt() else [level for level in Level if level <= machine_level()]
@@ -23,6 +25,8 @@ SHAPES = [(37, 768), (50, 352), (130, 2880), (3, 4096), (9, 40), (88, 1408)]
 """Rows and columns: whole blocks and a part of one, rows that are no multiple of anything."""
 BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4", "Q4_0", "Q4_K", "Q5_K", "Q6_K"), ("MXFP4",)
 """Formats by words, and those whose decoded weights need no rounding."""
+FIXED = (*BY_WORDS, "INT8", "Q8_0")
+"""Formats that AVX2 multiplies by whole numbers."""
 WORDS_ROWS = 4
 
 
@@ -48,10 +52,15 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
             pool.product(stored, x, out)
             pool.product(decoded, x, same)
             exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
-            words = name.startswith(BY_WORDS) and tokens <= WORDS_ROWS and columns % 32 == 0 and pool.told().level >= Level.avx512
+            level = pool.told().level
+            by_words = {Level.portable: (), Level.avx2: FIXED}.get(level, BY_WORDS)
+            words = name.startswith(by_words) and tokens <= WORDS_ROWS and columns % 32 == 0
             rounded = 2**-9 if words and not name.startswith(EXACT) else 0
-            assert ((out.double() - exact).abs() <= exact.abs() * 2**-8 + size * (2**-22 + rounded)).all(), (name, tokens)
-            assert words or pool.told().level is Level.amx or torch.equal(out, same), (name, tokens)
+            bound = exact.abs() * 2**-8 + size * (2**-22 + rounded)
+            if words and level is Level.avx2:
+                bound += fixed_error(x, plain)
+            assert ((out.double() - exact).abs() <= bound).all(), (name, tokens)
+            assert words or level is Level.amx or torch.equal(out, same), (name, tokens)
 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
