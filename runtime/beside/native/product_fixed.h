@@ -2,7 +2,7 @@
  *
  * Of each WORDS_COLUMNS columns inputs are whole numbers X in fixed point, x = step * X, where step is a power of two and the largest |X| is
  * from 2 ** 14 to 2 ** 15 - 128. A BF16 has eight bits: it keeps them all, but where it is below 2 ** -7 of the largest, and there it is
- * rounded by at most step / 2, 2 ** -15 of the largest. Weights' codes are whole numbers, too. One instruction multiplies sixteen of each and
+ * rounded by at most step / 2, 2 ** -15 of the largest; an F16, which has eleven, below 2 ** -4. Weights' codes are whole numbers, too. One instruction multiplies sixteen of each and
  * adds pairs to eight sums of 32 bits, which are multiplied by scales in F32:
  *
  *     y = sum over groups: scale * step * (sum over the group's columns: code * X - zero point * sum over the group's columns: X)
@@ -57,27 +57,37 @@ FOR_AVX2 ALONE __m256 by_lanes_avx2(const float *at, __m256i places, const int w
     return whole ? _mm256_broadcast_ss(at) : _mm256_permutevar8x32_ps(_mm256_loadu_ps(at), places);
 }
 
-/* name: product_fn of so many input rows as are multiplied at once, by name_all, where it `fits`; others by `otherwise`. */
-#define FIXED_BY_WIDTH(name, fits, otherwise)                                                                                        \
-    FOR_AVX2 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)       \
+/* name_avx2, and of F16 inputs name_avx2_f16: products of so many input rows as are multiplied at once, by name_fixed_all, where it `fits`;
+ * others by name_decoded_avx2 and name_others_f16. */
+#define FIXED_BY_WIDTH(name, fits)                                                                                                   \
+    FOR_AVX2 static void name##_fixed(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,        \
+                                      int64_t stride, product_fn otherwise)                                                          \
     {                                                                                                                                \
         switch ((fits) && all_fixed(in) ? in->rows : 0) {                                                                            \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        case 1: name##_fixed_all(m, first, last, in, y, stride, 1); break;                                                           \
+        case 2: name##_fixed_all(m, first, last, in, y, stride, 2); break;                                                           \
+        case 3: name##_fixed_all(m, first, last, in, y, stride, 3); break;                                                           \
+        case 4: name##_fixed_all(m, first, last, in, y, stride, 4); break;                                                           \
         default: otherwise(m, first, last, in, y, stride);                                                                           \
         }                                                                                                                            \
+    }                                                                                                                                \
+    void name##_avx2(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
+    {                                                                                                                                \
+        name##_fixed(m, first, last, in, y, stride, name##_decoded_avx2);                                                            \
+    }                                                                                                                                \
+    void name##_avx2_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        name##_fixed(m, first, last, in, y, stride, name##_others_f16);                                                              \
     }
 
-/* name: product_fn, of codes of 4 bits along rows.
+/* name_avx2, name_avx2_f16: of codes of 4 bits along rows.
  *
  *     numbers(words, w[4])   the four numbers of each of 16 words, none below 0
  *     fill(m, o, row)        scales of row o, and its shifts, but where these are all `middle`
  *     middle                 what is added to all numbers
  *     group                  columns that have one scale */
-#define FIXED_WORDS(name, numbers, fill, middle, group, otherwise)                                                                   \
-    FOR_AVX2 ALONE void name##_rows(const struct words_row *rows, const struct inputs *in, int64_t columns, int lanes, float *y,     \
+#define FIXED_WORDS(name, numbers, fill, middle, group)                                                                              \
+    FOR_AVX2 ALONE void name##_fixed_rows(const struct words_row *rows, const struct inputs *in, int64_t columns, int lanes, float *y, \
                                     int64_t stride, const int high, const int wide, const int whole)                                 \
     {                                                                                                                                \
         const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
@@ -123,15 +133,15 @@ FOR_AVX2 ALONE __m256 by_lanes_avx2(const float *at, __m256i places, const int w
         _Pragma("GCC unroll 4") for (int h = 0; h < high; h++)                                                                       \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + h] = sum_of_avx2(sums[h][r]);                      \
     }                                                                                                                                \
-    FOR_AVX2 ALONE void name##_of(const struct words_row *rows, const struct inputs *in, int64_t columns, int lanes, float *y,       \
+    FOR_AVX2 ALONE void name##_fixed_of(const struct words_row *rows, const struct inputs *in, int64_t columns, int lanes, float *y, \
                                   int64_t stride, const int high, const int wide)                                                    \
     {                                                                                                                                \
         if (lanes == 2 * FIXED_LANES)                                                                                                \
-            name##_rows(rows, in, columns, lanes, y, stride, high, wide, 1);                                                         \
+            name##_fixed_rows(rows, in, columns, lanes, y, stride, high, wide, 1);                                                   \
         else                                                                                                                         \
-            name##_rows(rows, in, columns, lanes, y, stride, high, wide, 0);                                                         \
+            name##_fixed_rows(rows, in, columns, lanes, y, stride, high, wide, 0);                                                   \
     }                                                                                                                                \
-    FOR_AVX2 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,           \
+    FOR_AVX2 ALONE void name##_fixed_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,     \
                                    int64_t stride, const int wide)                                                                   \
     {                                                                                                                                \
         const int64_t columns = m->columns, each = (int64_t)(group) < WORDS_COLUMNS ? (group) : WORDS_COLUMNS;                       \
@@ -149,13 +159,13 @@ FOR_AVX2 ALONE __m256 by_lanes_avx2(const float *at, __m256i places, const int w
                 fill(m, o + h, &rows[h]);                                                                                            \
             }                                                                                                                        \
             if (high == FIXED_ROWS)                                                                                                  \
-                name##_of(rows, in, columns, lanes, y + o, stride, FIXED_ROWS, wide);                                                \
+                name##_fixed_of(rows, in, columns, lanes, y + o, stride, FIXED_ROWS, wide);                                          \
             else                                                                                                                     \
                 for (int64_t h = 0; h < high; h++)                                                                                   \
-                    name##_of(rows + h, in, columns, lanes, y + o + h, stride, 1, wide);                                             \
+                    name##_fixed_of(rows + h, in, columns, lanes, y + o + h, stride, 1, wide);                                       \
         }                                                                                                                            \
     }                                                                                                                                \
-    FIXED_BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), otherwise)
+    FIXED_BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group))
 
 /* Sixteen bytes as words. */
 FOR_AVX2 ALONE void signed_fixed(const uint8_t *codes, __m256i *w)
@@ -168,10 +178,10 @@ FOR_AVX2 ALONE void unsigned_fixed(const uint8_t *codes, __m256i *w)
     *w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)codes));
 }
 
-/* name: product_fn, of rows of product_whole.c with codes of 8 bits, which are columns in their order. words: signed_fixed or       
+/* name_avx2, name_avx2_f16: of rows of product_whole.c with codes of 8 bits, which are columns in their order. words: signed_fixed or       
  * unsigned_fixed; in_bytes, middle: as open_whole and next_group take them. */
-#define FIXED_BYTES(name, words_of_16, in_bytes, middle, otherwise)                                                                  \
-    FOR_AVX2 ALONE void name##_of(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,            \
+#define FIXED_BYTES(name, words_of_16, in_bytes, middle)                                                                             \
+    FOR_AVX2 ALONE void name##_fixed_of(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,      \
                                   int64_t stride, const int wide, const int zeros)                                                   \
     {                                                                                                                                \
         const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;                                     \
@@ -215,15 +225,15 @@ FOR_AVX2 ALONE void unsigned_fixed(const uint8_t *codes, __m256i *w)
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = sum_of_avx2(sums[r]);                         \
         }                                                                                                                            \
     }                                                                                                                                \
-    FOR_AVX2 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,           \
+    FOR_AVX2 ALONE void name##_fixed_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,     \
                                    int64_t stride, const int wide)                                                                   \
     {                                                                                                                                \
         if (m->part[2] || (middle))                                                                                                  \
-            name##_of(m, first, last, in, y, stride, wide, 1);                                                                       \
+            name##_fixed_of(m, first, last, in, y, stride, wide, 1);                                                                 \
         else                                                                                                                         \
-            name##_of(m, first, last, in, y, stride, wide, 0);                                                                       \
+            name##_fixed_of(m, first, last, in, y, stride, wide, 0);                                                                 \
     }                                                                                                                                \
-    FIXED_BY_WIDTH(name, in->run == WORDS_COLUMNS && words_fit(m->columns, m->group) && m->group % TILE == 0, otherwise)
+    FIXED_BY_WIDTH(name, in->run == WORDS_COLUMNS && words_fit(m->columns, m->group) && m->group % TILE == 0)
 
 /* What 64 columns have: words as product_words.h orders them, the first eight bits of columns' numbers of even n, then of odd n. */
 FOR_AVX2 ALONE void from_bytes_fixed(__m256i even, __m256i odd, __m256i *w)

@@ -3,11 +3,11 @@
  * by words, but of Q8_0. */
 #include "product_gguf_words.h"
 
-STRIPS(q4_0, q4_0_strip)
-STRIPS(q8_0, q8_0_strip)
-STRIPS(q4_k, q4_k_strip)
-STRIPS(q5_k, q5_k_strip)
-STRIPS(q6_k, q6_k_strip)
+STRIPS_PORTABLE(q4_0, q4_0_strip)
+STRIPS_PORTABLE(q8_0, q8_0_strip)
+STRIPS_PORTABLE(q4_k, q4_k_strip)
+STRIPS_PORTABLE(q5_k, q5_k_strip)
+STRIPS_PORTABLE(q6_k, q6_k_strip)
 
 #ifdef HAS_X86
 GGUF_OPENS(FOR_AVX512)

@@ -80,13 +80,13 @@ FOR_AVX2 ALONE void part_q6_k_avx2(const uint8_t *block, const int half, const i
     with_above(bytes_at(block + 64 * half + 32 * i), shifted_avx2(top, 4 - 2 * i), shifted_avx2(top, -2 * i), 0x30, w);
 }
 
-/* name: product_fn, of large blocks that have their scales with them.
+/* name_avx2, name_avx2_f16: of large blocks that have their scales with them.
  *
  *     fill(block, factors, less)    what the numbers of each `summed` columns are multiplied by; what is taken from them, times their inputs
  *     part(block, half, i, w[4])    numbers, none below 0, of 64 columns: of a half's two such the i-th
  *     summed                        columns that have one factor: 32, or 16 */
-#define FIXED_LARGE(name, open, nbytes, fill, part, summed, runs, otherwise)                                                         \
-    FOR_AVX2 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,           \
+#define FIXED_LARGE(name, open, nbytes, fill, part, summed, runs)                                                                    \
+    FOR_AVX2 ALONE void name##_fixed_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,     \
                                    int64_t stride, const int wide)                                                                   \
     {                                                                                                                                \
         const int64_t columns = m->columns, all = columns / WORDS_COLUMNS;                                                           \
@@ -130,10 +130,10 @@ FOR_AVX2 ALONE void part_q6_k_avx2(const uint8_t *block, const int half, const i
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = sum_of_avx2(sums[r]);                         \
         }                                                                                                                            \
     }                                                                                                                                \
-    FIXED_BY_WIDTH(name, in->run == runs && m->columns % LARGE == 0, otherwise)
+    FIXED_BY_WIDTH(name, in->run == runs && m->columns % LARGE == 0)
 
 /* Two blocks at once, or the last one twice: columns past the end are zeros. */
-FOR_AVX2 ALONE void q4_0_avx2_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
+FOR_AVX2 ALONE void q4_0_fixed_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
                                   const int wide)
 {
     const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;
@@ -166,7 +166,7 @@ FOR_AVX2 ALONE void q4_0_avx2_all(const struct matrix *m, int64_t first, int64_t
     }
 }
 
-FOR_AVX2 ALONE void q8_0_avx2_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
+FOR_AVX2 ALONE void q8_0_fixed_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
                                   const int wide)
 {
     const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;

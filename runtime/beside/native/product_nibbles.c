@@ -31,7 +31,7 @@ static void mxfp4_strip(const struct matrix *m, int set, int number, int64_t fir
     }
 }
 
-STRIPS(mxfp4, mxfp4_strip)
+STRIPS_PORTABLE(mxfp4, mxfp4_strip)
 
 enum { SMALL_GROUP = 16 };
 
@@ -61,7 +61,7 @@ static void nvfp4_strip(const struct matrix *m, int set, int number, int64_t fir
     }
 }
 
-STRIPS(nvfp4, nvfp4_strip)
+STRIPS_PORTABLE(nvfp4, nvfp4_strip)
 
 #ifdef HAS_X86
 struct mxfp4_row {
@@ -161,7 +161,8 @@ FOR_AVX2 ALONE void fill_mxfp4_avx2(const struct matrix *m, int64_t o, const str
         row->scales[g] = 0.5f * from_e8m0(scales[g]);
 }
 
-FIXED_WORDS(mxfp4_avx2, e2m1_fixed, fill_mxfp4_avx2, -E2M1_ABOVE, GROUP, mxfp4_decoded_avx2)
+static STRIPS_AT(mxfp4_others_f16, mxfp4_strip, LEVEL_AVX2, NUMBER_F16)
+FIXED_WORDS(mxfp4, e2m1_fixed, fill_mxfp4_avx2, -E2M1_ABOVE, GROUP)
 
 struct nvfp4_row {
     const uint8_t *codes, *scales;
@@ -258,5 +259,6 @@ FOR_AVX2 ALONE void fill_nvfp4_avx2(const struct matrix *m, int64_t o, const str
         row->scales[g] = 0.5f * nvfp4_scale(scales[g], factor, m->part[3] != NULL);
 }
 
-FIXED_WORDS(nvfp4_avx2, e2m1_fixed, fill_nvfp4_avx2, -E2M1_ABOVE, SMALL_GROUP, nvfp4_decoded_avx2)
+static STRIPS_AT(nvfp4_others_f16, nvfp4_strip, LEVEL_AVX2, NUMBER_F16)
+FIXED_WORDS(nvfp4, e2m1_fixed, fill_nvfp4_avx2, -E2M1_ABOVE, SMALL_GROUP)
 #endif

@@ -44,10 +44,13 @@ static inline void product_by_strips(const struct matrix *m, int64_t first, int6
     {                                                                                                                                \
         product_by_strips(m, first, last, in, y, stride, level, number, decode);                                                     \
     }
-/* name_portable, and of F16 inputs name_portable_f16 and name_avx2_f16: by strips that `decode` makes. */
-#define STRIPS(name, decode)                                                                                                         \
+/* name_portable, and of F16 inputs name_portable_f16: by strips that `decode` makes. */
+#define STRIPS_PORTABLE(name, decode)                                                                                                \
     STRIPS_AT(name##_portable, decode, LEVEL_PORTABLE, NUMBER_BF16)                                                                  \
-    STRIPS_AT(name##_portable_f16, decode, LEVEL_PORTABLE, NUMBER_F16)                                                               \
+    STRIPS_AT(name##_portable_f16, decode, LEVEL_PORTABLE, NUMBER_F16)
+/* Those, and name_avx2_f16. */
+#define STRIPS(name, decode)                                                                                                         \
+    STRIPS_PORTABLE(name, decode)                                                                                                    \
     STRIPS_AT(name##_avx2_f16, decode, LEVEL_AVX2, NUMBER_F16)
 
 #endif

@@ -99,7 +99,7 @@ product_fn product_of(int32_t kind, int32_t number, int level)
 
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 {
-    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 ? MOST_TWOS : MOST_WIDE) || (words_fixed(level) && number == NUMBER_F16))
+    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(level) ? MOST_TWOS : MOST_WIDE))
         return 0;
     switch (kind) {
     case KIND_INT4:

@@ -285,9 +285,9 @@ FOR_AVX2 ALONE void block_uint8_avx2(struct bytes_row_avx2 *row, int64_t column,
 static STRIPS_AT(int4_strips_f16, int4_strip, LEVEL_AVX2, NUMBER_F16)
 static STRIPS_AT(int8_strips_f16, int8_strip, LEVEL_AVX2, NUMBER_F16)
 static STRIPS_AT(uint8_strips_f16, uint8_strip, LEVEL_AVX2, NUMBER_F16)
-GROUPS_F16_AVX2(int4_avx2_f16, nibbles_f16, 4, 0, 8, int4_strips_f16)
-GROUPS_F16_AVX2(int8_avx2_f16, signed_f16, 8, 1, 0, int8_strips_f16)
-GROUPS_F16_AVX2(uint8_avx2_f16, unsigned_f16, 8, 0, 128, uint8_strips_f16)
+GROUPS_F16_AVX2(int4_others_f16, nibbles_f16, 4, 0, 8, int4_strips_f16)
+GROUPS_F16_AVX2(int8_others_f16, signed_f16, 8, 1, 0, int8_strips_f16)
+GROUPS_F16_AVX2(uint8_others_f16, unsigned_f16, 8, 0, 128, uint8_strips_f16)
 GROUPS_F16_512(int8_avx512_f16, signed_f16_512, 8, 1, 0, int8_strips_f16)
 GROUPS_F16_512(uint8_avx512_f16, unsigned_f16_512, 8, 0, 128, uint8_strips_f16)
 
@@ -319,11 +319,11 @@ FOR_AVX2 ALONE void fill_int4_avx2(const struct matrix *m, int64_t o, const stru
 }
 
 BLOCKS_AVX2(int4_decoded, int4_row_avx2, open_int4_avx2, block_int4_avx2, int4_strip)
-FIXED_WORDS(int4_avx2, nibbles_fixed, fill_int4_avx2, -8, m->group, int4_decoded_avx2)
+FIXED_WORDS(int4, nibbles_fixed, fill_int4_avx2, -8, m->group)
 BLOCKS_AVX2(int8_decoded, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_strip)
 BLOCKS_AVX2(uint8_decoded, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
-FIXED_BYTES(int8_avx2, signed_fixed, 1, 0, int8_decoded_avx2)
-FIXED_BYTES(uint8_avx2, unsigned_fixed, 0, 128, uint8_decoded_avx2)
+FIXED_BYTES(int8, signed_fixed, 1, 0)
+FIXED_BYTES(uint8, unsigned_fixed, 0, 128)
 WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)

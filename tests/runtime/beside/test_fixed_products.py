@@ -77,6 +77,19 @@ def test_a_product_is_off_by_no_more_than_its_inputs_rounding(pool: HostPool, ro
                 assert ((out.double() - exact).abs() <= bound).all(), (name, tokens, what)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(24, 768), (17, 352)])
+def test_so_is_one_of_f16(pool: HostPool, rows: int, columns: int) -> None:
+    torch.manual_seed(columns)
+    for name, matrix, plain in exact_matrices(rows, columns):
+        for tokens in (1, 4):
+            for what, given in list(inputs(tokens, columns))[:2]:
+                x, out = given.half(), torch.empty(tokens, rows, dtype=torch.float16)
+                pool.product(matrix, x, out)
+                exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
+                bound = exact.abs() * 2**-11 + size * 2**-22 + fixed_error(x, plain) + 2.0**-25
+                assert ((out.double() - exact).abs() <= bound).where(exact.abs() < 65000, True).all(), (name, tokens, what)
+
+
 @pytest.mark.parametrize("end", [torch.inf, -torch.inf, torch.nan])
 def test_an_input_without_an_end_gives_what_decoding_gives(pool: HostPool, end: float) -> None:
     torch.manual_seed(4)
