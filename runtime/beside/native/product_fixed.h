@@ -1,16 +1,16 @@
 /* Products with whole numbers of 16 bits: up to 4 input rows, in AVX2.
  *
- * Of each WORDS_COLUMNS columns inputs are whole numbers X in fixed point, x = step * X, where step is a power of two and the largest |X| is
- * from 2 ** 14 to 2 ** 15 - 128. A BF16 has eight bits: it keeps them all, but where it is below 2 ** -7 of the largest, and there it is
- * rounded by at most step / 2, 2 ** -15 of the largest; an F16, which has eleven, below 2 ** -4. Weights' codes are whole numbers, too. One instruction multiplies sixteen of each and
- * adds pairs to eight sums of 32 bits, which are multiplied by scales in F32:
+ * Of each WORDS_COLUMNS columns inputs are whole numbers X in fixed point, x = step * X. step is a power of two, and the largest |X| from
+ * 2 ** 14 to less than 2 ** 15. A BF16 has eight bits: it keeps them all, but where it is below 2 ** -7 of the largest. There it is rounded
+ * by at most step / 2, 2 ** -15 of the largest. So is an F16, which has eleven, below 2 ** -4. Weights' codes are whole numbers, too. One
+ * instruction multiplies sixteen of each and adds pairs to eight sums of 32 bits, which are multiplied by scales in F32:
  *
  *     y = sum over groups: scale * step * (sum over the group's columns: code * X - zero point * sum over the group's columns: X)
  *
- * A sum of 32 bits gets at most 16 columns, of codes up to 255 less their zero point: it is below 16 * 255 * 2 ** 15, so none has too many bits.
- * Codes of 4 bits are up to 24 here: 16 * 24 * 2 ** 15 is below 2 ** 24, so a sum and its sum of X are F32 numbers to the bit, and so is what is
- * left where they cancel. Weights are not rounded to BF16, as decoding rounds them. Inputs of which one is no number, or has no end, are
- * multiplied by decoding. Codes of 4 bits lie by words of 16 bits as product_words.h says, and inputs in the same order.
+ * A sum of 32 bits gets at most 16 columns, of codes up to 255 less their zero point: it is below 16 * 255 * 2 ** 15, which 32 bits hold.
+ * Codes of 4 bits are up to 24 here: 16 * 24 * 2 ** 15 is below 2 ** 24, so a sum and its sum of X are F32 numbers to the bit, and so is
+ * what is left where they cancel. Weights are not rounded to BF16, as decoding rounds them. Inputs of which one is no number, or has no end,
+ * are multiplied by decoding. Codes of 4 bits lie by words of 16 bits as product_words.h says, and inputs in the same order.
  *
  * A core of Zen 4 that is held to AVX2 multiplies 15 GB/s of INT4 so, where decoding gave 4.9. */
 #ifndef PENSTOCK_PRODUCT_FIXED_H

@@ -1,6 +1,6 @@
 /* Blocks of GGUF files: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K. part[0] rows of blocks. A weight is computed in F32, each product and difference
  * rounded (compile without contraction), then rounded to BF16, as decoding gives it. columns are whole blocks. Few input rows are multiplied
- * by words, but of Q8_0. */
+ * by words, but of Q8_0, and with AVX2 by whole numbers: product_gguf_fixed.h. */
 #include "product_gguf_words.h"
 
 STRIPS_PORTABLE(q4_0, q4_0_strip)

@@ -1,4 +1,4 @@
-/* Products of F16 inputs with whole numbers in groups, in F32 and unrounded: AVX2 and AVX512.
+/* Products of F16 inputs with whole numbers in groups, in F32 and unrounded: AVX2, where product_fixed.h has none, and AVX512.
  *
  *     y = sum over groups: scale * sum over the group's columns: (number - zero point) * x
  *

@@ -2,7 +2,9 @@
  *
  * MXFP4: part[1] scales [rows][columns / 32], bytes: 2 ** (scale - 127), 255 is not a number.
  * NVFP4: part[1] scales [rows][columns / 16], E4M3; part[2] F32 factors, one for each `group` rows: a number times (scale * factor), or,
- * where part[3] is not NULL, (scale / factor). columns are a multiple of 16. */
+ * where part[3] is not NULL, (scale / factor). columns are a multiple of 16.
+ *
+ * Few input rows are multiplied by words, and with AVX2 by whole numbers: product_fixed.h. */
 #include "product_fixed.h"
 
 enum { GROUP = 32 };

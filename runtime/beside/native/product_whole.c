@@ -1,5 +1,6 @@
 /* Whole numbers of 4 and 8 bits in groups of columns: a weight is (number - zero point) * scale, rounded to the scale's type, then to BF16,
- * as decoding gives it.
+ * as decoding gives it. With few input rows INT4 is multiplied by words instead (product_words.h), and with AVX2 all are by whole numbers
+ * (product_fixed.h): then weights are not rounded.
  *
  * INT4: part[0] words [rows][columns / 8], the lowest bits first. part[1] scales [rows][columns / group], BF16, or F16 where part[3] is not
  * NULL. part[2] NULL, or zero points in words [rows / 8][columns / group], packed along rows; without them 8 is zero.
