@@ -71,8 +71,8 @@ class Operations:
     gpt-oss-120b of which nothing moved took 257 to 290 us on an H200 (12 layers less 2)."""
     copied: int = 1
     """Of an expert that such a layer misses: its slot, its copy, an event. They come before the copy; nothing hides them. On an H100 whose
-    operation takes 9 us, steps of 12 layers with 27 copies took 0.1 ms more than their bytes over the link and than steps that miss nothing:
-    3 us each. Before copies asked the driver less, 20 layers on an H200 took 6 to 15 us each."""
+    operation takes 9 us, steps of 12 layers with 27 copies took 0.1 ms more than their bytes over the link and than steps that miss
+    nothing: 3 us each. Before copies asked the driver less, 20 layers on an H200 took 6 to 15 us each."""
     handed: int = 8
     """Of an expert that the CPU computes: its slot, its unit, its rows, the call that begins with it. They come before the CPU begins, and
     all of them before the first copy. On a core of Zen 4 each took 24 to 35 us of Python, beside a card that does nothing, where a visit
