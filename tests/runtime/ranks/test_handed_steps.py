@@ -78,7 +78,7 @@ HALVES = {
 """Checkpoints that compute in F16."""
 
 
-@pytest.mark.parametrize("form", HALVES)
+@pytest.mark.parametrize("form", HALVES if EVERY else ["INT4-32"])
 def test_what_the_cpu_computes_in_f16_is_what_the_whole_model_says(form: str, tmp_path: Path) -> None:
     checkpoint, numbers = made(tmp_path, HALVES[form], {}, 6), 3 * 64 * 160
     each = KNOWN_FORMATS[form].stored_bytes(1, numbers)
