@@ -3,12 +3,11 @@
  * A block is a few rows of the matrix times a few input rows, whose sums stay in registers. Columns go in chunks, so that the block's
  * weights, read for several groups of input rows, stay in the first cache. While a chunk is multiplied the next one is
  * prefetched, the next block's first behind the last. */
-#include "products.h"
+#include "product_chunks.h"
 
 #ifdef HAS_X86
 #include "both_512.h"
 
-enum { CHUNK = 1024, MOST_ROWS = 16 };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
@@ -103,9 +102,8 @@ FOR_AVX2 void bf16_avx2(const struct matrix *m, int64_t first, int64_t last, con
     }
 }
 
-/* name_block: `high` rows of the matrix (up to 4) times `wide` input rows (up to 4), over one chunk of columns; sums go on.
- * name: all of it. */
-#define PRODUCTS_512(name, target, both)                                                                                             \
+/* name_block: `high` rows of the matrix (up to 4) times `wide` input rows (up to 4), over one chunk of columns; sums go on. */
+#define BLOCK_512(name, target, both)                                                                                             \
     target ALONE void name##_block(const uint16_t *w, const uint16_t *x, int64_t columns, int64_t chunk, __m512 (*kept)[4],          \
                                    int64_t ahead, const int high, const int wide)                                                    \
     {                                                                                                                                \
@@ -129,52 +127,12 @@ FOR_AVX2 void bf16_avx2(const struct matrix *m, int64_t first, int64_t last, con
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) kept[i][r] = sums[i][r];                                          \
-    }                                                                                                                                \
-    target ALONE void name##_rows(const uint16_t *w, const struct inputs *in, int64_t from, int64_t rows, float *y, int64_t stride,  \
-                                  const int high)                                                                                    \
-    {                                                                                                                                \
-        const int64_t columns = in->columns;                                                                                         \
-        __m512 kept[MOST_ROWS / 4][4][4];                                                                                            \
-        for (int g = 0; g * 4 < rows; g++)                                                                                           \
-            for (int i = 0; i < high; i++)                                                                                           \
-                for (int r = 0; r < 4; r++)                                                                                          \
-                    kept[g][i][r] = _mm512_setzero_ps();                                                                             \
-        for (int64_t k = 0; k < columns; k += CHUNK) {                                                                               \
-            int64_t chunk = columns - k < CHUNK ? columns - k : CHUNK;                                                               \
-            for (int g = 0; g * 4 < rows; g++) {                                                                                     \
-                const uint16_t *x = in->xb + (from + g * 4) * columns + k;                                                           \
-                int64_t ahead = g ? 0 : k + CHUNK < columns ? CHUNK : high * columns - k;                                            \
-                switch (rows - g * 4) {                                                                                              \
-                case 1: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 1); break;                                      \
-                case 2: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 2); break;                                      \
-                case 3: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 3); break;                                      \
-                default: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 4); break;                                     \
-                }                                                                                                                    \
-            }                                                                                                                        \
-        }                                                                                                                            \
-        for (int64_t r = 0; r < rows; r++)                                                                                           \
-            for (int i = 0; i < high; i++)                                                                                           \
-                y[(from + r) * stride + i] = _mm512_reduce_add_ps(kept[r / 4][i][r % 4]);                                            \
-    }                                                                                                                                \
-    target void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)        \
-    {                                                                                                                                \
-        const int64_t columns = m->columns;                                                                                          \
-        for (int64_t o = first; o < last;) {                                                                                         \
-            const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;                                                          \
-            const int four = last - o >= 4;                                                                                          \
-            for (int64_t from = 0; from < in->rows; from += MOST_ROWS) {                                                             \
-                int64_t rows = in->rows - from < MOST_ROWS ? in->rows - from : MOST_ROWS;                                            \
-                if (four)                                                                                                            \
-                    name##_rows(w, in, from, rows, y + o, stride, 4);                                                                \
-                else                                                                                                                 \
-                    name##_rows(w, in, from, rows, y + o, stride, 1);                                                                \
-            }                                                                                                                        \
-            o += four ? 4 : 1;                                                                                                       \
-        }                                                                                                                            \
     }
 
-PRODUCTS_512(bf16_avx512, FOR_AVX512, both_avx512)
-PRODUCTS_512(bf16_dot, FOR_AVX512_BF16, both_dot)
+BLOCK_512(bf16_avx512, FOR_AVX512, both_avx512)
+BY_CHUNKS(bf16_avx512, FOR_AVX512, __m512, uint16_t, xb, 4, _mm512_setzero_ps, _mm512_reduce_add_ps)
+BLOCK_512(bf16_dot, FOR_AVX512_BF16, both_dot)
+BY_CHUNKS(bf16_dot, FOR_AVX512_BF16, __m512, uint16_t, xb, 4, _mm512_setzero_ps, _mm512_reduce_add_ps)
 #else
 typedef int no_function_here;
 #endif

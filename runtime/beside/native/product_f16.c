@@ -2,22 +2,22 @@
  *
  * A block is a few rows of the matrix times a few input rows, whose sums stay in registers, over one chunk of columns after the other, as
  * those of BF16 (product_bf16.c). */
-#include "products.h"
+#include "product_chunks.h"
 
 #ifdef HAS_X86
 #include <immintrin.h>
 
-enum { CHUNK = 1024, MOST_ROWS = 16, STEP = 32, LANES_512 = 16, LANES_AVX2 = 8 };
+enum { STEP = 32, LANES_512 = 16, LANES_AVX2 = 8 };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
 
-/* name: product_fn, by `high` rows of the matrix at once (1 where fewer are left) and up to 4 input rows.
+/* name_block of BY_CHUNKS.
  *
  *     floats, lanes                       a register of so many sums
  *     number(at, left), input(at, left)   the next ones, zeros where none are left
- *     add(w, x, sum), none(), all(sums) */
-#define PRODUCTS_F16(name, target, floats, lanes, most_high, number, input, add, none, all)                                          \
+ *     add(w, x, sum) */
+#define BLOCK_F16(name, target, floats, lanes, most_high, number, input, add)                                          \
     target ALONE void name##_block(const uint16_t *w, const float *x, int64_t columns, int64_t chunk, floats (*kept)[4],             \
                                    int64_t ahead, const int high, const int wide)                                                    \
     {                                                                                                                                \
@@ -40,47 +40,6 @@ enum { CHUNK = 1024, MOST_ROWS = 16, STEP = 32, LANES_512 = 16, LANES_AVX2 = 8 }
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int i = 0; i < high; i++)                                                                       \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) kept[i][r] = sums[i][r];                                          \
-    }                                                                                                                                \
-    target ALONE void name##_rows(const uint16_t *w, const struct inputs *in, int64_t from, int64_t rows, float *y, int64_t stride,  \
-                                  const int high)                                                                                    \
-    {                                                                                                                                \
-        const int64_t columns = in->columns;                                                                                         \
-        floats kept[MOST_ROWS / 4][most_high][4];                                                                                    \
-        for (int g = 0; g * 4 < rows; g++)                                                                                           \
-            for (int i = 0; i < high; i++)                                                                                           \
-                for (int r = 0; r < 4; r++)                                                                                          \
-                    kept[g][i][r] = none();                                                                                          \
-        for (int64_t k = 0; k < columns; k += CHUNK) {                                                                               \
-            const int64_t chunk = columns - k < CHUNK ? columns - k : CHUNK;                                                         \
-            for (int g = 0; g * 4 < rows; g++) {                                                                                     \
-                const float *x = in->x + (from + g * 4) * columns + k;                                                               \
-                const int64_t ahead = g ? 0 : k + CHUNK < columns ? CHUNK : high * columns - k;                                      \
-                switch (rows - g * 4) {                                                                                              \
-                case 1: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 1); break;                                      \
-                case 2: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 2); break;                                      \
-                case 3: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 3); break;                                      \
-                default: name##_block(w + k, x, columns, chunk, kept[g], ahead, high, 4); break;                                     \
-                }                                                                                                                    \
-            }                                                                                                                        \
-        }                                                                                                                            \
-        for (int64_t r = 0; r < rows; r++)                                                                                           \
-            for (int i = 0; i < high; i++)                                                                                           \
-                y[(from + r) * stride + i] = all(kept[r / 4][i][r % 4]);                                                             \
-    }                                                                                                                                \
-    target void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)        \
-    {                                                                                                                                \
-        for (int64_t o = first; o < last;) {                                                                                         \
-            const uint16_t *w = (const uint16_t *)m->part[0] + o * m->columns;                                                       \
-            const int many = last - o >= most_high;                                                                                  \
-            for (int64_t from = 0; from < in->rows; from += MOST_ROWS) {                                                             \
-                const int64_t rows = in->rows - from < MOST_ROWS ? in->rows - from : MOST_ROWS;                                      \
-                if (many)                                                                                                            \
-                    name##_rows(w, in, from, rows, y + o, stride, most_high);                                                        \
-                else                                                                                                                 \
-                    name##_rows(w, in, from, rows, y + o, stride, 1);                                                                \
-            }                                                                                                                        \
-            o += many ? most_high : 1;                                                                                               \
-        }                                                                                                                            \
     }
 
 FOR_AVX512 ALONE __m512 number_512(const uint16_t *at, int64_t left)
@@ -119,8 +78,10 @@ FOR_AVX2 ALONE float all_avx2(__m256 sums)
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
-PRODUCTS_F16(f16_avx512, FOR_AVX512, __m512, LANES_512, 4, number_512, input_512, _mm512_fmadd_ps, _mm512_setzero_ps, _mm512_reduce_add_ps)
-PRODUCTS_F16(f16_avx2, FOR_AVX2, __m256, LANES_AVX2, 2, number_avx2, input_avx2, _mm256_fmadd_ps, _mm256_setzero_ps, all_avx2)
+BLOCK_F16(f16_avx512, FOR_AVX512, __m512, LANES_512, 4, number_512, input_512, _mm512_fmadd_ps)
+BY_CHUNKS(f16_avx512, FOR_AVX512, __m512, float, x, 4, _mm512_setzero_ps, _mm512_reduce_add_ps)
+BLOCK_F16(f16_avx2, FOR_AVX2, __m256, LANES_AVX2, 2, number_avx2, input_avx2, _mm256_fmadd_ps)
+BY_CHUNKS(f16_avx2, FOR_AVX2, __m256, float, x, 2, _mm256_setzero_ps, all_avx2)
 #else
 typedef int no_function_here;
 #endif
