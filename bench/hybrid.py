@@ -155,7 +155,7 @@ class Hybrid:
         path = self.bench.work / f"hybrid-{name}.yaml"
         asked = {"prompt_tokens": prompt, "new_tokens": (new or self.steps) + 2, "context_tokens": 0, "batch": batch, "requests": batch}
         budget = [f"hardware.vram_bytes={vram or self.vram}"] if self.card and vram != WHOLE else []
-        given = ["hardware=local", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *budget]
+        given = ["hardware=local", "ranks=1", "model=hf", f"model.checkpoint={checkpoint}", f"out={path}", *budget]
         self.bench.call("planner", "solve", *given, *(f"workload.{key}={value}" for key, value in asked.items()), *keys)
         return read_plan(path)
 

@@ -20,7 +20,7 @@ run measure their links when it is over, each alone and all at once, and a hop o
     hops: layers * the median hop, of a step
     kept: the prefill of a prompt whose pages every rank has on its drive, over the same prompt computed
 
-With `cpu` the program may leave units to the CPU, else it leaves none, so that bytes are those of the links. Then besides:
+With `cpu` the program may leave units and experts to the CPU, else it leaves none, so that bytes are those of the links. Then besides:
 
     beside the CPU: seconds of a step, over the longest of what links, the CPU and the bus take for their bytes
 
@@ -125,7 +125,8 @@ class Ranks:
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
         vram_bytes = [f"hardware.vram_bytes={vram}"] if vram else []
         words = [f"hardware.links.word_hop_s={self.given['words']}"] if "words" in self.given and count > 1 else []
-        links_alone = [] if "cpu" in self.given else ["force.host_ffn=0"]
+        routed = ["moe.host=copied"] if "share" in self.given else []
+        links_alone = [] if "cpu" in self.given else ["force.host_ffn=0", *routed]
         return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *links_alone, *more], [*run])
 
     def beside(self, count: int, report: Mapping[str, Any]) -> Iterator[Row]:

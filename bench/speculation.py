@@ -2,12 +2,14 @@
 
     python bench/speculation.py work=/dev/shm/penstock out=speculation.json cases=price vram=6GiB
     python bench/speculation.py work=/dev/shm/penstock out=speculation-played.json cases=played layers=8 vram=4GiB quick=true
-    python bench/speculation.py work=bench-work cases=price,played model=demo quick=true
+    python bench/speculation.py work=/dev/shm/penstock out=speculation-seventy.json cases=seventy model=llama70b vram=16GiB steps=24
+    python bench/speculation.py work=bench-work cases=price,played,seventy model=demo quick=true
 
 One process opens the plan once. `price`: a pass with 7 and 15 drafts over one without. `played`: each draft is kept with the
 probability 0.6, 0.8, 0.9, whatever it is; chains as long as pays. Its limit is E(a, k) / (seconds of a pass with k drafts), the
 best k, by the passes that this process measured. A reply has `steps` passes: thirty are luck. Fewer layers make them quick; the host's
-share of each is the larger, so that is the harder case.
+share of each is the larger, so that is the harder case. `seventy`: a played 0.8 and few passes, for those that take seconds, as the plan is
+solved and streaming alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -28,9 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
-from bench.hybrid import Hybrid, play  # noqa: E402
+from bench.hybrid import ALONE, Hybrid, Point, play  # noqa: E402
 from bench.worker import Trial  # noqa: E402
+from penstock.planner.contract.decided.decisions import Decisions  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
+from penstock.planner.contract.prices.cost import verify_s  # noqa: E402
 from penstock.planner.contract.speculation.acceptance import Acceptance  # noqa: E402
 from penstock.planner.contract.speculation.chain_length import ChainLength  # noqa: E402
 from penstock.planner.contract.speculation.drafting import expected_tokens  # noqa: E402
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.runtime.kv.batch.kv_sequence import KvSequence
     from penstock.runtime.speculate.drafter import Drafts
 
-CASES = ("price", "played")
+CASES = ("price", "played", "seventy")
 LONG = (7, 15)
 ACCEPTANCES = (0.6, 0.8, 0.9)
 MOST, PROMPT = 15, 128
@@ -51,6 +55,21 @@ LEAST = 4
 REPLY_S = 60.0
 """A reply is broken off behind so many seconds: three of them and the prices end before bench/hybrid.py takes it for a hang."""
 PRICES = {7: "<= 1.05", 15: "<= 1.1"}
+
+
+SEVENTY_S = 0.54, 0.3
+"""A token of 70B may take, streaming alone and with the CPU."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is measured: passes with so many ``drafts`` beside those with none, ``few`` of each, behind ``warm`` that do not count; replies
+    by each of ``acceptances``."""
+
+    drafts: tuple[int, ...] = (1, 3, *LONG)
+    acceptances: tuple[float, ...] = ACCEPTANCES
+    few: int = FEW
+    warm: int = FEW
 
 
 class Anything:
@@ -108,7 +127,7 @@ def passes_by(right: float, drafts: int, tokens: int) -> int:
     return passes
 
 
-def measure_chains(trial: Trial) -> dict[str, Any]:
+def measure_chains(trial: Trial, asked: Asked) -> dict[str, Any]:
     """In a process of its own: seconds of passes by their drafts, and replies by the acceptance, each of ``trial.steps`` passes or more."""
     import torch
 
@@ -132,15 +151,16 @@ def measure_chains(trial: Trial) -> dict[str, Any]:
             session.chains = None if length is None else Chains("played", Anything(), length)
             each = expected_tokens(right, 0 if length is None else length.most)
             until = time.perf_counter() + REPLY_S
-            asked = replace(batch, max_new_tokens=min(batch.max_new_tokens, math.ceil(passes * each) + 1))
-            return session.generate(asked, Drawn(right), lambda said: [len(said[0]) > LEAST * each and time.perf_counter() > until])
+            short = replace(batch, max_new_tokens=min(batch.max_new_tokens, math.ceil(passes * each) + 1))
+            return session.generate(short, Drawn(right), lambda said: [len(said[0]) > LEAST * each and time.perf_counter() > until])
 
-        reply(0, None, FEW)
-        passes = {0: median(reply(0, None, FEW).step_s[2:])}
-        for drafts in (1, 3, *LONG):
-            passes[drafts] = median(reply(1, Fixed(drafts, lambda k: 1.0, Acceptance(0.5)), FEW).step_s[1:-1])
+        if asked.warm:
+            reply(0, None, asked.warm)
+        passes = {0: median(reply(0, None, asked.few).step_s[2:])}
+        for drafts in asked.drafts:
+            passes[drafts] = median(reply(1, Fixed(drafts, lambda k: 1.0, Acceptance(0.5)), asked.few).step_s[1:-1])
         replies = {}
-        for right in ACCEPTANCES:
+        for right in asked.acceptances:
             planned = [passes[min(passes, key=lambda known: abs(known - k))] for k in range(MOST + 1)]
             made = reply(right, ChainLength(MOST, planned.__getitem__, Acceptance(0.5)), trial.steps)
             replies[right] = {"stepped": made.stepped, "seconds": sum(made.step_s), **session.chains.facts()}
@@ -155,13 +175,16 @@ class Drafting(Hybrid):
 
     @cached_property
     def found(self) -> tuple[Plan, dict[str, Any]]:
+        return self.chains("speculation", Asked())
+
+    def chains(self, name: str, asked: Asked, *keys: str) -> tuple[Plan, dict[str, Any]]:
         checkpoint, steps = self.checkpoint("bf16"), int(self.given.get("steps", "400"))
         layers = int(json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"])
         share = () if self.card else (f"force.cap_layers={layers * 2 // 5}",)
         drafts = ("speculate=lookup", f"force.speculate_tokens={MOST}")
-        longest = max(FEW * (MOST + 1), math.ceil(steps * expected_tokens(max(ACCEPTANCES), MOST))) + 1
-        plan = self.solve("speculation", checkpoint, *share, *drafts, prompt=PROMPT, new=longest)
-        return plan, self.worker(measure_chains, Trial(plan, checkpoint, steps, 0))
+        longest = max(asked.few * (MOST + 1), math.ceil(steps * expected_tokens(max(asked.acceptances), MOST))) + 1
+        plan = self.solve(name, checkpoint, *share, *drafts, *keys, prompt=PROMPT, new=longest)
+        return plan, self.worker(measure_chains, Trial(plan, checkpoint, steps, 0), asked)
 
     def drafting_row(self, case: str, what: str, result: float, limit: float, unit: str, target: str) -> Row:
         said = self.found[0].prediction
@@ -191,6 +214,34 @@ class Drafting(Hybrid):
             )
             for which, what, bound, target in bounds:
                 yield self.drafting_row(case + which, what, rate, bound, "tok/s", target)
+
+    def seventy(self) -> Iterator[Row]:
+        """Seconds a token; a pass of one row with the CPU over one without; a pass with all drafts over one with none."""
+        right, alone = 0.8, None
+        for which, keys, most_s in zip(("alone", "as solved"), (ALONE, ()), SEVENTY_S, strict=True):
+            plan, found = self.chains(f"seventy-{which[:5]}", Asked(LONG, (right,), few=6, warm=0), *keys)
+            passes, reply = found["passes_s"], found["replies"][right]
+            best = max(passes, key=lambda k: expected_tokens(right, k) / passes[k])
+            each_s, expected_s = reply["seconds"] / reply["stepped"], passes[best] / expected_tokens(right, best)
+            what = f"{self.where(Point(plan, ()))}; {reply['passes']} passes of {reply['tokens_a_pass']:.2f} tokens"
+            gb = plan.prediction.vram_bytes / 1e9, plan.prediction.dram_bytes / 1e9
+            yield Row(f"{which}, played, a = {right}", what, each_s, most_s, "s", each_s / most_s, "<= 1", None, *gb)
+            what = f"{best} drafts, {passes[best]:.3f} s a pass, {expected_tokens(right, best):.2f} tokens"
+            yield Row(f"{which}, by E(k, a)", what, expected_s, most_s, "s", expected_s / most_s, "<= 1", None, *gb)
+            what, said = f"a pass of one row: {passes[0]:.3f} s", verify_s(plan.hardware, plan.model, plan.workload, none_of(plan))
+            over = passes[0] if alone is None else alone
+            yield Row(
+                f"{which}, x alone", what, over, passes[0], "s", over / passes[0], ">= 1.8" if keys == () else "", said / passes[0], *gb
+            )
+            alone = passes[0] if alone is None else alone
+            longest = verify_s(plan.hardware, plan.model, plan.workload, plan.decisions)
+            what = f"{MOST + 1} rows over one"
+            yield Row(f"{which}, {what}", what, passes[MOST], passes[0], "s", passes[MOST] / passes[0], "", longest / passes[MOST], *gb)
+
+
+def none_of(plan: Plan) -> Decisions:
+    """What ``plan`` decides, with no token drafted."""
+    return replace(plan.decisions, speculation=replace(plan.decisions.speculation, tokens=0))
 
 
 if __name__ == "__main__":

@@ -85,8 +85,7 @@ def _experts(program: Formulation, ssd: SsdReads) -> ExpertSlots | None:
         slots = replace(slots, chunk_bytes=program.experts.chunk_bytes, host=program.experts.host)
     step, gpu = DecodeStep(p.hardware, p.model, experts, p.workload, p.batch), p.hardware.gpu is not None
     if p.force.expert_prefetch is None:
-        nearest = slots.vram_slots if gpu else slots.dram_slots
-        slots = replace(slots, prefetch=step.worth_fetching(nearest, step.nearest(slots, ssd)))
+        slots = replace(slots, prefetch=step.fetched_ahead(slots, ssd))
     if p.force.expert_read_ahead is None and gpu and slots.prefetch:
         slots = replace(slots, read_ahead=step.worth_fetching(slots.dram_slots, step.reading(ssd, slots.chunk_bytes)))
     return slots

@@ -81,6 +81,8 @@ def _gain(plan: Plan, d: Decisions, experts: Experts, slots: ExpertSlots) -> str
             reading = f", {slots.read_ahead or 'none'} from the SSD, where each takes {show_seconds(read_s)}"
         many = "is" if slots.prefetch == 1 else "are"
         return f"{text}: {slots.prefetch} of the coming layer {many} fetched ahead{reading}"
+    if ahead.pays and slots.host is MissedExperts.split:
+        return f"{text}: nothing is fetched ahead, since the CPU computes a part of what is missed (moe.prefetch)"
     if ahead.pays:
         return f"{text}: nothing is fetched ahead, since moe.prefetch=0"
     return f"{text}, less than a piece of {show_bytes(ahead.piece_bytes)}: prediction cannot pay, nothing is fetched ahead"

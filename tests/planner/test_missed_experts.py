@@ -91,6 +91,20 @@ def test_the_cpu_takes_a_share_where_that_is_faster() -> None:
     assert told.decode_s_per_token < 0.8 * told_alone.decode_s_per_token and told.decode_stages["cpu"] > 0
 
 
+def test_nothing_is_fetched_ahead_where_the_cpu_computes_what_is_missed() -> None:
+    """A layer would wait for copies that have begun; unless routers that are asked beforehand name what is used."""
+    hardware, ahead = with_host(60.0), dict[tuple[MissedExperts, float], int]()
+    assert MIXTRAL.routers is not None
+    for foreseen in (0.0, 0.5):
+        m = replace(MIXTRAL, routers=replace(MIXTRAL.routers, foreseen=foreseen))
+        for way in MissedExperts:
+            found = search(hardware, m, work(), Force(expert_host=way)).decisions.experts
+            assert found is not None
+            ahead[way, foreseen] = found.prefetch
+    assert ahead[MissedExperts.split, 0.0] == 0
+    assert ahead[MissedExperts.copied, 0.0] and ahead[MissedExperts.split, 0.5]
+
+
 @pytest.mark.parametrize(
     "hardware, changed, why",
     [
@@ -107,11 +121,11 @@ def test_what_cannot_be_shared_is_refused_with_its_reason(hardware: HardwareProf
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("gbps", [0.5, 4.0, 12.0, 60.0])
 def test_the_plans_own_way_is_within_three_percent_of_the_better_one(gbps: float, batch: int) -> None:
-    """As both are simulated, by the runtime's own policies; none where the CPU is slow."""
+    """As both are simulated, by the runtime's own policies, with nothing fetched ahead; none where the CPU is slow."""
     hardware, work_ = with_host(gbps), work(batch=batch, requests=batch, new_tokens=48)
     took, own = {}, search(hardware, MIXTRAL, work_).decisions
     for way in MissedExperts:
-        made = search(hardware, MIXTRAL, work_, Force(expert_host=way)).decisions
+        made = search(hardware, MIXTRAL, work_, Force(expert_host=way, expert_prefetch=0)).decisions
         steps = Simulation(Plan(hardware, MIXTRAL, work_, made, predict(hardware, MIXTRAL, work_, made))).run().record.step_ns
         took[way] = fmean(steps[8:])
     assert own.experts is not None and took[own.experts.host] <= 1.03 * min(took.values()), took

