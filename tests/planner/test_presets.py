@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from penstock.planner.common.errors import UserError
@@ -19,6 +22,8 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.program import solve
+from penstock.runtime.beside.host_matrix import host_matrix_of
+from penstock.runtime.timed.decoder_times import parts_of, samples
 from tests.planner.test_geometry import meta_bytes, spec_bytes
 from tests.support import workload
 
@@ -116,7 +121,7 @@ class TestHardware:
         if p.host:
             for name, curve in p.host.f16_products.items():
                 beside = p.host.products["BF16" if name == "F16" else name]
-                assert all(rate <= beside.at(rows) for rows, rate in curve.points), "F16 costs no less than BF16"
+                assert all(rate < beside.at(rows) + 1e-6 for rows, rate in curve.points), "F16 costs no less than BF16"
         assert max(point.gbps for point in p.ssd_read) < p.dram_copy_gbps
         if p.gpu:
             assert max(point.gbps for point in p.ssd_read) + p.gpu.h2d.peak < p.dram_bus_gbps, "a drive leaves the bus to the link"
@@ -133,6 +138,114 @@ def assert_gpu_is_possible(p: HardwareProfile) -> None:
     assert gpu.h2d_with_d2h_gbps <= gpu.h2d.peak
     assert gpu.memory_gbps > gpu.h2d.peak
     assert gpu.context_bytes < p.vram_bytes / 10
+
+
+CORE_ROWS = (1, 2, 4, 8, 16)
+CORE: dict[str, dict[str, tuple[float, ...]]] = {
+    "products": {
+        "BF16": (25.57, 24.71, 21.90, 10.11, 5.23),
+        "FP8": (5.24, 4.73, 3.82, 3.09, 1.93),
+        "FP8-row": (5.31, 4.85, 3.84, 3.09, 1.92),
+        "MXFP4": (11.85, 7.96, 4.75, 1.94, 1.13),
+        "INT4-128": (16.78, 10.35, 5.18, 1.86, 1.13),
+        "INT8-row": (20.43, 18.97, 12.06, 3.01, 1.90),
+        "GPTQ4-128": (5.81, 4.69, 3.25, 1.53, 0.96),
+        "AWQ-128": (3.80, 3.26, 2.46, 1.34, 0.89),
+        "NVFP4": (11.52, 8.12, 4.80, 1.58, 1.04),
+        "lossless": (7.91, 7.59, 6.99, 5.10, 3.04),
+        "Q8_0": (19.40, 15.39, 10.52, 3.31, 2.05),
+        "Q4_0": (11.64, 8.44, 4.97, 1.67, 1.06),
+        "Q4_K": (14.44, 10.01, 5.39, 1.62, 1.04),
+        "Q5_K": (14.36, 10.25, 5.88, 1.77, 1.20),
+        "Q6_K": (13.59, 9.67, 6.25, 2.10, 1.41),
+    },
+    "f16_products": {
+        "F16": (16.27, 12.84, 11.55, 6.86, 3.53),
+        "FP8": (0.48, 0.48, 0.47, 0.44, 0.39),
+        "FP8-row": (0.48, 0.48, 0.47, 0.45, 0.40),
+        "MXFP4": (11.27, 7.34, 4.38, 0.87, 0.61),
+        "INT4-128": (15.23, 9.33, 4.75, 1.70, 0.86),
+        "INT8-row": (19.31, 17.08, 10.72, 4.02, 2.11),
+        "GPTQ4-128": (5.70, 4.53, 3.08, 1.43, 0.78),
+        "AWQ-128": (3.73, 3.16, 2.41, 1.25, 0.72),
+        "NVFP4": (10.91, 7.48, 4.45, 0.57, 0.44),
+        "Q8_0": (16.69, 12.36, 8.62, 1.42, 1.05),
+        "Q4_0": (11.18, 7.98, 4.63, 0.45, 0.37),
+        "Q4_K": (13.84, 9.34, 4.99, 0.79, 0.57),
+        "Q5_K": (14.08, 9.67, 5.60, 0.83, 0.62),
+        "Q6_K": (13.25, 9.24, 5.91, 0.83, 0.65),
+    },
+}
+"""One Zen 4 core held to AVX2, 2026-11-26: format -> GB/s of stored bytes by ``CORE_ROWS`` of BF16 and of F16. Medians of five
+rounds in which formats took turns, by the clock of a pool of one thread, of units as ``runtime/timed/host_product_times.py`` makes them."""
+CORE_GHZ = 3.7
+"""Its clock."""
+THREADS_SHARE = 0.8
+"""Of a core's rate, for each thread."""
+OF_ONE_CORE = sorted({*HARDWARE} - {"h100", "h100x2", "h100x4", "h200", "cpu"})
+"""Presets whose CPU's products are derived from that core; the others' are those of a host with AVX512, or there is no card."""
+
+
+@pytest.mark.parametrize(("key", "own"), [("products", "BF16"), ("f16_products", "F16")])
+def test_the_core_was_measured_with_each_format_that_the_probe_times(key, own):
+    assert {*CORE[key]} == {own, *(form for form in samples(128) if has_product(form, own))}, "measure the core with what is new"
+
+
+@pytest.mark.parametrize("name", OF_ONE_CORE)
+class TestOneCore:
+    """A rate is ``THREADS_SHARE * core's rate * threads * clock``, at most BF16's; of F16 at most that of the format by BF16."""
+
+    @pytest.mark.parametrize("key", CORE)
+    def test_its_cpu_has_a_rate_of_each_format(self, name, key):
+        assert [*getattr(hardware(name).host, key)] == [*CORE[key]]
+
+    @pytest.mark.parametrize("key", CORE)
+    def test_each_rate_is_its_threads_share_of_one_cores(self, name, key):
+        cfg = hardware(name)
+        host, share = hardware_from(cfg).host, core_share(cfg)
+        for form, rates in CORE[key].items():
+            if form != "BF16":
+                most = host.products["BF16" if key == "products" or form == "F16" else form]
+                wanted = {rows: tenths(min(share * gbps, most.at(rows))) for rows, gbps in zip(CORE_ROWS, rates, strict=True)}
+                assert dict(getattr(host, key)[form].points) == pytest.approx(wanted), form
+
+    def test_bf16_is_bound_by_memory_with_one_row(self, name):
+        cfg, core = hardware(name), CORE["products"]["BF16"]
+        profile, share = hardware_from(cfg), core_share(cfg)
+        first, last = profile.cpu_matvec_gbps, tenths(share * core[-1])
+        assert first < share * core[0]
+        assert dict(profile.host.products["BF16"].points) == pytest.approx({1: first, CORE_ROWS[-1]: min(round(first / 2, 1), last)})
+
+    @pytest.mark.parametrize("key", CORE)
+    def test_its_origin_says_the_rule(self, name, key):
+        cfg = hardware(name)
+        said = cfg.origin[f"host.{key}"]
+        assert f"{THREADS_SHARE} of one Zen 4 core's rates with AVX2" in said
+        assert (f"of that core's {CORE_GHZ} GHz" in said) == (clock(cfg) < 1)
+
+
+def clock(cfg: HardwareConfig) -> float:
+    """The preset's clock over the core's, at most 1."""
+    stated = re.search(r"x ([\d.]+) GHz", cfg.origin["cpu.dense_tflops"])
+    assert stated
+    return min(1.0, float(stated[1]) / CORE_GHZ)
+
+
+def core_share(cfg: HardwareConfig) -> float:
+    """What the preset's threads multiply over what the core does."""
+    return THREADS_SHARE * cfg.host.threads * clock(cfg)
+
+
+def tenths(gbps: float) -> float:
+    """Rounded down, so that no rate passes the one that bounds it."""
+    return math.floor(10 * gbps + 1e-6) / 10
+
+
+def has_product(form: str, own: str) -> bool:
+    """Whether a CPU multiplies rows of ``own`` by it as it is stored."""
+    dtype = {"BF16": torch.bfloat16, "F16": torch.float16}[own]
+    made = host_matrix_of(form, parts_of(samples(128)[form], torch.device("cpu")))
+    return made is not None and made.takes(dtype)
 
 
 CARDS = {"rtx5090": 32, "rtx5080": 16, "rtx5070ti": 16, "rtx4090": 24, "rtx4080": 16, "rtx3090": 24, "rtx3060": 12, "rtx6000ada": 48}
