@@ -184,7 +184,7 @@ def brute_force(hardware, m, w, base):
     return best
 
 
-@settings(max_examples=15, deadline=None, derandomize=True, phases=PHASES)
+@settings(max_examples=11, deadline=None, derandomize=True, phases=PHASES)
 @given(st.data())
 def test_the_program_equals_brute_force_with_a_gpu(data):
     m = data.draw(models(3, 4))

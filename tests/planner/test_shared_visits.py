@@ -58,7 +58,6 @@ def step_s(plan: Plan, routers: DrawnRouters | None = None) -> float:
         ("h200", "glm-4.5-air", 1),
         ("rtx4090", "qwen3-30b-a3b", 1),
         ("rtx4090", "qwen3-30b-a3b", 4),
-        ("rtx4090", "qwen3-30b-a3b", 16),
         ("rtx4090", "mixtral8x7b", 4),
         ("rtx5080", "mixtral8x7b", 2),
         ("rtx5080", "mixtral8x7b", 16),
