@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.memory.budget import Budget
-from penstock.runtime.memory.cuda import VramWatch, context_bytes, process_vram_bytes, told_when_vram_runs_out
+from penstock.runtime.memory.cuda import SPARE, VramWatch, context_bytes, missing_bytes, process_vram_bytes, told_when_vram_runs_out
 from penstock.runtime.tools import run as running
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import fails_at, put_in
@@ -201,3 +201,20 @@ def test_the_peak_counts_the_context_as_it_is_and_allocations_since_the_warm_up(
 def test_without_a_card_there_is_nothing_to_watch(checkpoint: Path) -> None:
     watch = VramWatch(Budget.of(plan_for(checkpoint, decisions())), CPU)
     assert watch.peak_bytes() == 0 and watch.facts() == {}
+
+
+@pytest.mark.parametrize(
+    ("vram", "limit", "reserved", "free", "found"),
+    [
+        (16 << 30, 40 << 30, 10 << 30, 60 << 30, (5 << 30) + SPARE),  # room for all
+        (16 << 30, (16 << 30) + 7, 10 << 30, 60 << 30, (5 << 30) + 7),  # the user's limit
+        (16 << 30, 40 << 30, 10 << 30, (5 << 30) + SPARE + 9, (5 << 30) + 9),  # a card on which others are
+        (16 << 30, 40 << 30, 10 << 30, 5 << 30, 5 << 30),  # what is planned is asked for, and told where it is not there
+        (16 << 30, 40 << 30, 20 << 30, 60 << 30, SPARE - (5 << 30)),  # reserved already
+    ],
+)
+def test_memory_is_spared_beyond_the_plan_within_the_users_limit_and_beside_others(
+    vram: int, limit: int, reserved: int, free: int, found: int
+) -> None:
+    budget = Budget(0, vram, limit, 0, 0, "a card")
+    assert missing_bytes(budget, 1 << 30, reserved, free) == found
