@@ -223,7 +223,8 @@ class Drafting(Hybrid):
             passes, reply = found["passes_s"], found["replies"][right]
             best = max(passes, key=lambda k: expected_tokens(right, k) / passes[k])
             each_s, expected_s = reply["seconds"] / reply["stepped"], passes[best] / expected_tokens(right, best)
-            of_these = f"{reply['passes']} passes of {reply['tokens_a_pass']:.2f} tokens, {passes_by(right, best, reply['stepped'])} by the best chains"
+            by_best = passes_by(right, best, reply["stepped"])
+            of_these = f"{reply['passes']} passes of {reply['tokens_a_pass']:.2f} tokens, {by_best} by the best chains"
             what = f"{self.where(Point(plan, ()))}; {of_these}"
             gb = plan.prediction.vram_bytes / 1e9, plan.prediction.dram_bytes / 1e9
             yield Row(f"{which}, played, a = {right}", what, each_s, most_s, "s", each_s / most_s, "<= 1", None, *gb)
