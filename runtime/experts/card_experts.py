@@ -221,7 +221,8 @@ class CardExperts:
         for slot in seen.dropped:
             self._cache.give_back(slot)
         partly = self._ahead.finish(layer, seen.hits)
-        carrying = self._carrying if self._carried.possible and len(seen.misses) <= self._cache.free else None
+        placed = self._cache.has_room(seen.misses)
+        carrying = self._carrying if placed and self._carried.possible else None
         near, far = self._dram.visit(layer, routing, seen.misses, carrying)
         carried = self._carried.begun()
         if far:
@@ -233,6 +234,9 @@ class CardExperts:
             near = [e for e in near if e not in elsewhere]
         coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
+        if placed:
+            for expert in [e for e in far if self._cache.slot(layer, e) is None]:
+                self._slots.take(layer, expert)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         return ([*(e for e in seen.hits if e not in partly), *partly] if partly else seen.hits), coming
 

@@ -51,6 +51,23 @@ def test_a_card_computes_one_tokens_experts_behind_the_last_and_those_of_several
     assert copied and len(computed) >= len(copied) and bool(beside) is not together
 
 
+@pytest.mark.parametrize("missed", MissedExperts)
+@pytest.mark.parametrize(("vram", "dram", "prefetch"), [(6, 8, 1), (6, 40, 4), (12, 40, 1), (30, 90, 4)])
+def test_a_token_gets_its_experts_from_the_ssd_whatever_comes_ahead(vram: int, dram: int, prefetch: int, missed: MissedExperts) -> None:
+    """Six of 32 experts a token, most of which are read. They come together: what comes ahead has none of their slots."""
+    hardware, work_ = replace(with_host(20.0), vram_bytes=GB), work(new_tokens=8, prompt_tokens=16)
+    many = replace(model(6, experts=32), model_type="mixtral")
+    assert many.routers is not None
+    many = replace(many, routers=replace(many.routers, top_k=6))
+    slots = {"expert_vram_slots": vram, "expert_dram_slots": dram, "expert_prefetch": prefetch, "expert_least_chance": 0.1}
+    made = search(hardware, many, work_, Force(**slots, expert_host=missed)).decisions
+    plan = Plan(hardware, many, work_, made, predict(hardware, many, work_, made))
+    record = Simulation(plan, Options(keep_spans=True)).run().record
+    second_s = (sum(record.prefill_ns) + record.step_ns[0]) / 1e9  # the first step still has what the prompt had read ahead
+    waits = [span for span in record.spans if span.track == COMPUTE and span.waits_for and span.name.startswith("expert.")]
+    assert 0 < sum(wait.start >= second_s for wait in waits) <= 6 * len(record.step_ns[1:]), "one a visit"
+
+
 def test_of_a_model_with_coded_experts_the_cpu_multiplies_by_these_alone() -> None:
     """What lies beside them in BF16, as routers do, is the card's: neither the bus of a simulation nor `explain` counts the CPU's BF16."""
     form = KNOWN_FORMATS["MXFP4"]

@@ -154,6 +154,11 @@ class ExpertCache:
         """Whether one more expert may be fetched ahead: a demand then still finds a slot that no layer is about to keep."""
         return len(self._free) > (0 if self._whole else self._vacant + 1)
 
+    def has_room(self, missed: Collection[int]) -> bool:
+        """Whether each of ``missed``, what a visit just did not find, can have a slot at once. It gets one then, before anything is fetched
+        ahead for later layers: one token's experts are computed together, when the last of them has come."""
+        return len(missed) <= len(self._free)
+
     @property
     def looks_ahead(self) -> bool:
         """Whether experts may be fetched that no router has asked for, of layers whose experts are not all used."""

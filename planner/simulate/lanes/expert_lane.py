@@ -48,8 +48,8 @@ class SimulatedExperts:
         self._from_dram: set[Key] = set()
         """Of the visited layer, what DRAM was asked for."""
 
-        def tier(cache: ExpertCache, track: str, seconds: float, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
-            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, *arrived)
+        def tier(cache: ExpertCache, track: str, seconds: float, in_order: bool, *arrived: Callable[[Key, bool], None]) -> SimulatedTier:
+            return SimulatedTier(cache, track, ns(seconds / pieces), piece_bytes, pieces, made.in_flight, lanes, in_order, *arrived)
 
         self._visit_late_ns, self._late_ns = ns(moved.read_late_s), 0
         """By which a step's visit that reads takes longer, and what of it is to come."""
@@ -61,8 +61,8 @@ class SimulatedExperts:
         self._on_cpu: dict[int, bool] = {}
         """Of the visited layer, what the CPU computes: whether it has."""
         vram, dram = expert_caches(experts, made, plan.hardware.gpu is not None)
-        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_copied.of(Resource.h2d))
-        self.dram = tier(dram, SSD, moved.expert_read.of(Resource.ssd), self._in_dram)
+        self.card = None if vram is None else tier(vram, EXPERTS, moved.expert_copied.of(Resource.h2d), True)
+        self.dram = tier(dram, SSD, moved.expert_read.of(Resource.ssd), False, self._in_dram)
         keep_first(experts, vram, dram)
 
     @property
@@ -83,8 +83,10 @@ class SimulatedExperts:
         self._looked = False
         wanted: Sequence[int] = routing.experts
         order: list[int] = []
+        placed = False
         if self.card is not None:
             hits, wanted = self.card.visit(layer, routing, wanted)
+            placed = self.card.cache.has_room(wanted)
             coming_to_card = self.card.coming
             order += sorted(hits, key=lambda e: (layer, e) in coming_to_card)
         hits, misses = self.dram.visit(layer, routing, wanted)
@@ -110,6 +112,10 @@ class SimulatedExperts:
             if self._far and len(near) > first:
                 near[first:] = self.dram.cache.leaving_first(layer, near[first:])
             self._near.extend((layer, e) for e in near)
+            if placed:
+                self._given |= dict.fromkeys(near)
+                for key in self._far:
+                    self._begin_copy(key, 0)
             asked_ns = ns(self._split.asked_s) * len(self._on_cpu) if self._split else 0
             calls_ns = called_ns * len(self._near) + asked_ns
             self._calling = bool(calls_ns and self._near)
@@ -151,17 +157,22 @@ class SimulatedExperts:
         return next(chain(here, (e for e in self.waiting if self._on_cpu.get(e, False))), None)
 
     def ready_together(self) -> int | None:
-        """The same once all of the visit's experts are there; before that only where some wait for slots that others have."""
+        """The same once all of the visit's experts are there; before that only where some find no slots until others were computed with."""
         layer, _ = self._visited
         there = all(self._on_cpu[e] if e in self._on_cpu else self.nearest.here((layer, e)) for e in self.waiting)
         return self.ready() if there or self._wait_for_slots() else None
 
     def _wait_for_slots(self) -> bool:
-        """Whether nothing of the visit is on its way to the card, though something is still to come."""
+        """Whether something of the visit finds no slot, of what comes from the SSD in either tier, and all that the host had copied of it
+        has come."""
         layer, card = self._visited[0], self.card
-        if card is None or not self._near or self._calling or card.cache.free:
+        if card is None or self._calling:
             return False
-        return not any((layer, expert) in card.coming for expert in self.waiting)
+        if any((layer, expert) in card.coming and (layer, expert) not in self._far for expert in self.waiting):
+            return False
+        if self._near:
+            return not card.cache.free
+        return bool(self._todo) or sum(key not in card.coming for key in self._far) > card.cache.free
 
     def copied_only(self) -> bool:
         """Whether nothing that the visit waits for comes from the SSD: the host has queued all of its copies."""
@@ -215,7 +226,7 @@ class SimulatedExperts:
     def _next_whole(self) -> Key:
         """Of what lies in DRAM, the next to be copied: what the SSD has brought goes first. It reads on into the slots that this leaves."""
         for key, pieces in self._far.items():
-            if pieces == self._pieces:
+            if pieces == self._pieces and key not in self.nearest.coming:
                 del self._far[key]
                 return key
         return self._near.popleft()

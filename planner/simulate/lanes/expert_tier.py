@@ -45,14 +45,15 @@ class SimulatedTier:
 
     def __init__(
         self, cache: ExpertCache, track: str, piece_ns: int, piece_bytes: int, pieces: int, in_flight: int, lanes: Lanes,
-        arrived: Callable[[Key, bool], None] = lambda key, last: None,
+        in_order: bool, arrived: Callable[[Key, bool], None] = lambda key, last: None,
     ):  # fmt: skip
+        """``in_order``: what moves to a slot is queued behind all that moved there before, so that a slot is free at once."""
         self.cache, self.pieces = cache, pieces
         self.counts = TierCounts()
         self.ahead: set[Key] = set()
         self.coming: dict[Key, _Coming] = {}
         self._track, self._piece_ns, self._piece_bytes, self._in_flight = track, piece_ns, piece_bytes, in_flight
-        self._lanes, self._arrived = lanes, arrived
+        self._lanes, self._arrived, self._in_order = lanes, arrived, in_order
 
     def visit(self, layer: int, routing: Routing, wanted: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(hits, misses) of ``wanted``; what was fetched ahead in vain is dropped, what comes is demanded now."""
@@ -110,7 +111,7 @@ class SimulatedTier:
         coming.under_way -= 1
         coming.left -= 1
         if coming.dropped:
-            if not coming.under_way:
+            if not coming.under_way and not self._in_order:
                 self.cache.give_back(coming.slot)
             return
         if not coming.left:
@@ -122,5 +123,5 @@ class SimulatedTier:
         if coming is not None:
             coming.dropped = True
             del self.coming[coming.key]
-        if coming is None or not coming.under_way:
+        if coming is None or not coming.under_way or self._in_order:
             self.cache.give_back(slot)

@@ -213,6 +213,20 @@ def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> No
             assert sum(device.sizes) == 4 * ALIGN + 8 * ELEMENTS
 
 
+def test_what_is_fetched_ahead_takes_no_slot_of_one_tokens_experts_on_the_ssd(layouts: dict) -> None:
+    """Three slots, a token of three experts that DRAM has none of, and experts of the next layer that it has: the three come together.
+    Where one is missed, another slot is for what comes ahead."""
+    for missed, ahead in (((3, 4, 5), 0), ((3,), 1)):
+        cache = three_slots(Certain(0))
+        with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True, ahead=0) as below:
+            card = card_tier(layouts, 3, below, cache, SlowCard())
+            card.start()
+            (group,) = card.groups(1, Routing(np.array([missed]), prompt=False))
+            assert {expert for expert, _ in group.arrived} == {*missed} and card.stats.ahead == ahead
+            for expert, parameters in group.arrived:
+                check(1, expert, parameters)
+
+
 def test_what_is_fetched_ahead_leaves_demands_the_slots_that_layers_are_about_to_keep() -> None:
     """Six slots: one for each layer to keep, all vacant, and three to pass through. A layer that keeps what it used gives no slot back."""
     cache = ExpertCache(dict.fromkeys((0, 1, 2), 1), 6, COUNT, Whims(0), ahead=Prefetch(1, LIKELY))
