@@ -41,8 +41,8 @@ class CardExperts:
     One token's visit leaves to :meth:`catch_up` what nothing waits for, if nothing waits for the SSD: to decide, to give slots back, to
     book copies. That happens while the card computes up to the next router.
 
-    Where readers can queue copies, one that brings a part of a missed expert queues that part's, into a slot that the expert was given when
-    the read was asked for. The host is woken when all has come.
+    If VRAM has a slot for each expert that a visit misses, each gets it before anything is fetched ahead. Where readers can queue copies,
+    one that brings a part of such an expert queues that part's. The host is woken when all has come.
 
     Copies have a stream of ``device`` to themselves. One thread does all this: a second one would take turns with it in the interpreter,
     chunk by chunk.
@@ -235,7 +235,7 @@ class CardExperts:
         coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
         self._start(layer, coming)
         if placed:
-            for expert in [e for e in far if self._cache.slot(layer, e) is None]:
+            for expert in [e for e in far if e not in carried]:
                 self._slots.take(layer, expert)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
         return ([*(e for e in seen.hits if e not in partly), *partly] if partly else seen.hits), coming

@@ -88,16 +88,20 @@ def test_kernels_find_what_readers_copied_in_any_order(
         card.close()
 
 
-def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object], dict[str, int], int]:
+def visited(layouts: dict, device: FakeDevice, seed: int, prefetch: int) -> tuple[list[object], dict[str, int], int]:
     """What the card gave and kept, visit by visit, what it counted, and the bytes that were booked. Nothing is read ahead: reads that come
     earlier or later would leave DRAM with other experts, and what DRAM keeps the card lets go first."""
-    cache, given_ = cache_of(LEAST, seed), list[object]()
+    cache, given_ = cache_of(LEAST, seed, prefetch), list[object]()
     with dram_tier(layouts, LEAST, seed, cache, True, ahead=0) as below:
         card = card_tier(layouts, LEAST, below, cache, device)
         draw = np.random.default_rng(seed)
         for k in range(30):
             layer, routing = LAYERS[k % len(LAYERS)], Routing(draw.permutation(COUNT)[None, :2], prompt=False)
-            given_.append(sorted(expert for expert, _ in arrivals(card, layer, routing, together=True)))
+            groups = list[list[int]]()
+            for group in card.groups(layer, routing):
+                group.come()
+                groups.append(sorted(expert for expert, _ in group.arrived))
+            given_.append(groups)
             card.catch_up()
             given_.append(sorted(e for e in range(COUNT) if cache.keeps(layer, e)))
             while device.enabled():
@@ -108,10 +112,10 @@ def visited(layouts: dict, device: FakeDevice, seed: int) -> tuple[list[object],
 
 
 @settings(deadline=None, max_examples=10)
-@given(seed=st.integers(0, 10**6))
-def test_readers_copy_what_the_consumer_copied_and_the_card_decides_the_same(layouts: dict, seed: int) -> None:
+@given(seed=st.integers(0, 10**6), prefetch=st.integers(0, 3))
+def test_readers_copy_what_the_consumer_copied_and_the_card_decides_the_same(layouts: dict, seed: int, prefetch: int) -> None:
     device = CarryingDevice()
-    assert visited(layouts, device, seed) == visited(layouts, FakeDevice(), seed)
+    assert visited(layouts, device, seed, prefetch) == visited(layouts, FakeDevice(), seed, prefetch)
     assert device.carried and all(name.startswith("ssd-") for name in device.threads), "of the readers"
 
 
