@@ -177,7 +177,8 @@ static void fixed_of(const float *values, uint16_t *words, float *sums, float *s
                 const int32_t size = bits_of[i] & 0x7fffffff;
                 largest = size > largest ? size : largest;
             }
-            const int32_t found = largest >> 23, exponent = found < SMALL_EXPONENT ? SMALL_EXPONENT : found;
+            /* of nothing but zeros any step serves: the smallest, times a scale, would be subnormal, which takes the CPU ten times as long */
+            const int32_t found = largest >> 23, exponent = !largest ? 127 : found < SMALL_EXPONENT ? SMALL_EXPONENT : found;
             const float step = as_float((uint32_t)(exponent - FIXED_BITS) << 23);
             const float inverse = as_float((uint32_t)(2 * 127 + FIXED_BITS - exponent) << 23);
             steps[k / WORDS_COLUMNS] = found == NO_END ? as_float(0x7fc00000u) : step;
