@@ -25,17 +25,17 @@ def with_counts(question: Question) -> Question:
     if not question.is_unlike:
         return question
     best = question if question.layers else replace(question, layers=_ending_together(question))
-    best_s = _seconds(best)
-    for layers in MOVES[-1:] if question.layers else MOVES:
-        moving = True
-        while moving:
-            moving = False
-            for tried in _moved(best, layers):
-                seconds = _seconds(tried)
-                if seconds < best_s:
-                    best, best_s, moving = tried, seconds, True
-                    break
-    return best if best_s < float("inf") else question
+    known = {best.layers: _seconds(best)}
+    found, moves = True, MOVES[-1:] if question.layers else MOVES
+    while found:  # where one layer more is slower, two may be faster
+        found = False
+        for tried in (each for layers in moves for each in _moved(best, layers)):
+            if tried.layers not in known:
+                known[tried.layers] = _seconds(tried)
+            if known[tried.layers] < known[best.layers]:
+                best, found = tried, True
+                break
+    return best if known[best.layers] < float("inf") else question
 
 
 def slowest(question: Question) -> Optimum | None:

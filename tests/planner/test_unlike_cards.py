@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
@@ -75,7 +75,8 @@ def test_chosen_layers_are_faster_than_even_ones_and_take_what_is_promised(hardw
 
 
 @given(st.floats(0.4, 4), st.floats(0.4, 3), st.sampled_from([600 * MB, 1200 * MB, 2 * GB]), st.integers(5, 14))
-@settings(max_examples=6, deadline=None)
+@example(1.0, 1.4375, 1200 * MB, 5)  # where one layer more is slower, and two are faster
+@settings(max_examples=6, deadline=None, derandomize=True)
 def test_no_other_number_of_layers_is_faster(times, compute, vram, layers) -> None:
     question = Question(unlike(800 * MB, Card(1, vram, slower(times, compute))), model(layers=layers), work(), ranks=2)
     found = slowest(with_counts(question))
