@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
@@ -18,9 +19,10 @@ from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.learned import seen_drafts, with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit
-from penstock.planner.solver.drafts.draft_choice import drafter_asked
+from penstock.planner.solver.drafts.draft_choice import Solve, drafter_asked
 from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
@@ -39,14 +41,19 @@ def make_plan(cfg: SolveConfig) -> Plan:
     if asked.question.ranks > 1:
         formats = format_notes(asked.question.model, cfg.model, asked.question.hardware)
 
-        def dealt_beside(vram_bytes: int, dram_bytes: int) -> Plan:
-            return answer_dealt(replace(asked.question, taken=(vram_bytes, dram_bytes)), (*formats, *told))
+        def dealt(question: Question, vram_bytes: int = 0, dram_bytes: int = 0) -> Plan:
+            return answer_dealt(replace(question, taken=(vram_bytes, dram_bytes)), (*formats, *told))
 
+        usual, tokens = partial(dealt, asked.question), asked.question.force.speculate_tokens
         beside = None if drafter is not None and drafter.drafter is Drafter.mtp else drafter
-        dealt = speculating(dealt_beside(0, 0), cfg.speculate, asked.question.force.speculate_tokens, beside, dealt_beside, asked.drafts)
-        first = dealt.of_rank(0)
+
+        def redealt(dealing: Dealing) -> Solve:
+            return partial(dealt, replace(asked.question, layers=() if dealing.is_even else dealing.counts))
+
+        made = speculating(usual(), cfg.speculate, tokens, beside, usual, asked.drafts, redealt)
+        first = made.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
-        return replace(dealt, notes=(*dealt.notes, *more))
+        return replace(made, notes=(*made.notes, *more))
 
     def solved(vram_bytes: int, dram_bytes: int) -> Plan:
         plan = answer(asked.question.on(asked.question.hardware.less(vram_bytes, dram_bytes)), told)

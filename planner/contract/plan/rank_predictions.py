@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.cost import Prediction, objective_weights, predict, with_wait
+from penstock.planner.contract.prices.cost import Prediction, drafter_alone, objective_weights, predict, with_wait
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.host_shares import host_shares
@@ -48,17 +48,17 @@ def rank_terms(
 
 
 def predict_each(terms: Sequence[Terms]) -> tuple[Prediction, ...]:
-    """Of each rank, as if all were like it. Ranks wait for whole experts of their own layers in turn, so their waits add up. Of ranks that
+    """Of each rank, as if all were like it. All wait while the first one's model drafts. Ranks wait for whole experts of their own layers in turn, so their waits add up. Of ranks that
     have l of the L layers that route, a phase lasts as long as the slowest link or drive, or as
 
         sum over ranks of l / L * seconds
     """
     found: dict[object, Prediction] = {}
-    each = []
+    each, drafting = [], drafter_alone(*terms[0])
     for hardware, model, workload, decisions in terms:
         alike = (model.units, model.vocab, decisions, hardware.dram_bytes, hardware.devices if hardware.round_cards else None)
         if alike not in found:
-            found[alike] = predict(hardware, model, workload, decisions)
+            found[alike] = predict(hardware, model, workload, decisions, drafting)
         each.append(found[alike])
     dealt = terms[0][1].dealt
     return tuple(each) if dealt is None or not dealt.routed or dealt.slices > 1 else _in_turn(terms, each)

@@ -134,19 +134,22 @@ def waves(workload: Workload, batch: int) -> int:
     return -(-workload.requests // batch)
 
 
-def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
-    """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``."""
+def predict(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, drafting: Prediction | None = None
+) -> Prediction:
+    """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``. ``drafting`` is
+    that of a model that drafts on another rank (:func:`drafter_alone`), for whose steps this one waits."""
     plain = _undrafted(hardware, model, workload, decisions)
-    length = chain_in(hardware, model, workload, decisions)
+    alone = drafting or drafter_alone(hardware, model, workload, decisions)
+    length = chain_in(hardware, model, workload, decisions, alone)
     if not length:
         return plain
     drafted = replace(decisions.speculation, tokens=length)
-    verified_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted))
+    verified_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted), alone)
     step_s, tokens = counted_s(drafted, plain.decode_s_per_token, verified_s), counted_tokens(drafted, length)
     prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     waited = WAITED if workload.is_served else 0.0
     whole = 0.0 if workload.objective is Objective.throughput else waited
-    alone = _drafter_alone(hardware, model, workload, decisions)
     prefill_s = plain.prefill_s + (alone.prefill_s if alone else 0.0)
     phases_s = prefill_weight * prefill_s + (decode_weight - whole) * step_s / tokens + whole * step_s
     return replace(
@@ -160,15 +163,15 @@ def predict(hardware: HardwareProfile, model: ModelSpec, workload: Workload, dec
     )
 
 
-def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> int:
+def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: Prediction | None) -> int:
     """Tokens drafted behind each of ``decisions.batch`` sequences: as decided. A server has fewer where that many rows are better off with
-    fewer, or where a pass has no room for more."""
+    fewer, or where a pass has no room for more. ``alone`` as :func:`verify_s` has it."""
     decided = decisions.speculation
     if not workload.is_served or not decided.tokens:
         return decided.tokens
 
     def pass_s(drafts: int) -> float:
-        return verify_s(hardware, model, workload, replace(decisions, speculation=replace(decided, tokens=drafts)))
+        return verify_s(hardware, model, workload, replace(decisions, speculation=replace(decided, tokens=drafts)), alone)
 
     plain_s = pass_s(0)
 
@@ -178,9 +181,11 @@ def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
     return best_length(min(decided.tokens, decisions.prefill_chunk_tokens // decisions.batch), worth)
 
 
-def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+def verify_s(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: Prediction | None = None
+) -> float:
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
-    counted: a model that drafts takes a step for each token of the chain, by its price where no run has timed it.
+    counted: a model that drafts, which promises ``alone``, takes a step for each token of the chain.
 
     Priced as a step of so many rows: :func:`verified`. Where no pass of all sequences and so many tokens is recorded, it is launched kernel
     by kernel.
@@ -191,8 +196,7 @@ def verify_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
         machine = replace(hardware, gpu=hardware.gpu and replace(hardware.gpu, layer_kernels_s=0.0))
         priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
     verified_s = _undrafted(machine, model, *verified(workload, priced)).decode_s_per_token
-    alone = _drafter_alone(hardware, model, workload, decisions)
-    return verified_s + (drafts * (decisions.speculation.step_s or alone.decode_s_per_token) if alone else 0.0)
+    return verified_s + (drafts * alone.decode_s_per_token if alone else 0.0)
 
 
 def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisions]:
@@ -204,12 +208,14 @@ def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisi
     return replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows
 
 
-def _drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction | None:
-    """Of the model that drafts for ``model``, as if it were asked for nothing else; None where none does."""
-    drafter = decisions.speculation.model
+def drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction | None:
+    """Of the model that drafts for ``model``, as if it were asked for nothing else; None where none does. Its step takes what runs found,
+    by its price where none has timed it."""
+    drafter, timed_s = decisions.speculation.model, decisions.speculation.step_s
     if drafter is None:
         return None
-    return _undrafted(as_drafting(hardware), drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
+    found = _undrafted(as_drafting(hardware), drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
+    return replace(found, decode_s_per_token=timed_s) if timed_s else found
 
 
 def as_drafting(hardware: HardwareProfile) -> HardwareProfile:

@@ -50,6 +50,20 @@ class Dealing:
         most, least = self.counts[0], self.counts[-1]
         return most - least <= 1 and list(self.counts) == sorted(self.counts, reverse=True)
 
+    @property
+    def spares_first(self) -> bool:
+        """Whether the first rank has no more layers than any other, and the others as many each but for one: what else lies with the first
+        takes the place of layers."""
+        first, *others = self.counts
+        return bool(others) and first <= min(others) >= max(others) - 1
+
+    def sparing(self, first: int) -> Dealing:
+        """The same with ``first`` layers of the first rank, fewer than it has. The others get them in proportion to what they have."""
+        counts = list(self.counts)
+        for _ in range(counts[0] - first):
+            counts[min(range(1, self.count), key=lambda rank: (counts[rank] + 1) / self.counts[rank])] += 1
+        return Dealing((first, *counts[1:]), self.share)
+
     @cached_property
     def owners(self) -> tuple[int, ...]:
         """The rank of each layer, in their order.

@@ -13,10 +13,11 @@ SLOT_LAYERS = 2
 
 
 def host_shares(hardware: HardwareProfile, model: ModelSpec, dealing: Dealing) -> tuple[Fraction, ...]:
-    """Of DRAM and drive, each rank's share of its host's. Equal ones where cards and numbers of layers are alike. Else in proportion to the
-    weights that its own card cannot hold, and what they need to pass: they lie in DRAM or are read from the drive."""
+    """Of DRAM and drive, each rank's share of its host's. Equal ones where cards and numbers of layers are alike, or where the first rank
+    alone has fewer since something else lies with it. Else in proportion to the weights that its own card cannot hold, and what they need
+    to pass: they lie in DRAM or are read from the drive."""
     ranks_a_host = dealing.count // hardware.hosts
-    if dealing.is_even and not hardware.others:
+    if (dealing.is_even or dealing.spares_first) and not hardware.others:
         return (Fraction(1, ranks_a_host),) * dealing.count
     layer_bytes = [0] * model.layers
     for unit in model.units:

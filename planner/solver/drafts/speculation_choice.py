@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
@@ -10,20 +10,31 @@ from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MO
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on, timed
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
-from penstock.planner.solver.drafts.served_speculation import served_with_drafts
+from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.solver.drafts.layers_beside import dealt_beside
+from penstock.planner.solver.drafts.served_speculation import longest_served, served_with_drafts
+
+Redealt = Callable[[Dealing], Solve]
+"""The same question where layers are dealt so."""
 
 
 def speculating(
-    plan: Plan, asked: Speculate, tokens: int | None, drafter: Speculation | None, solve: Solve, seen: Sequence[DraftLesson] = ()
+    plan: Plan,
+    asked: Speculate,
+    tokens: int | None,
+    drafter: Speculation | None,
+    solve: Solve,
+    seen: Sequence[DraftLesson] = (),
+    redealt: Redealt | None = None,
 ) -> Plan:
     """``plan`` with drafts as ``asked``, ``tokens`` of them where that is not None, by ``drafter`` where it has weights; ``solve`` answers
-    the same question on another machine. ``auto`` drafts only where it pays, by what runs have ``seen`` of drafts; a note says on which
+    the same question on another machine, ``redealt`` where layers may be dealt otherwise. ``auto`` drafts only where it pays, by what runs have ``seen`` of drafts; a note says on which
     acceptance the plan counts. UserError where nobody would use drafts, or where the drafter leaves no room for a plan."""
     if asked is Speculate.none:
         if tokens:
             raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
         return plan
-    drafting, notes, text = [], list(plan.notes), plan.workload.name
+    drafting, notes, text, why_so = [], list(plan.notes), plan.workload.name, ""
     if asked in (Speculate.auto, Speculate.lookup):
         lookup = Speculation(Drafter.lookup, 0, DEFAULT_ACCEPTANCE[Drafter.lookup])
         drafting.append((plan, counting_on(lookup, seen, text)))
@@ -31,20 +42,44 @@ def speculating(
         try:
             known = counting_on(drafter, seen, text)
             alone = known if plan.workload.is_served else timed(known, seen, plan.decisions.batch)
-            drafting.append((beside_drafter(plan, drafter, solve), alone))
+            if redealt is None:
+                beside = beside_drafter(plan, drafter, solve)
+            else:
+                beside, why_so = _dealt(plan, drafter, alone, tokens, redealt)
+            drafting.append((beside, alone))
         except UserError as error:
             if asked is not Speculate.auto:
                 raise
             notes.append(str(error))
     if plan.workload.is_served:
-        return with_room(served_with_drafts(replace(plan, notes=tuple(notes)), drafting, asked, tokens, seen), solve)
+        served = with_room(served_with_drafts(replace(plan, notes=tuple(notes)), drafting, asked, tokens, seen), solve)
+        return _saying(why_so, served, plan)
     tried = [longest_paying(beside, known, tokens) for beside, known in drafting]
     best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
         counted = " or ".join(dict.fromkeys(stands_on(one.decisions.speculation, seen, text) for one in tried))
         return replace(plan, notes=(*notes, f"no tokens are drafted: more rows cost more than they give, where a plan {counted}"))
     best, chosen = with_room(best, solve), best.decisions.speculation
-    return replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
+    said = replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
+    return _saying(why_so, said, plan)
+
+
+def _dealt(plan: Plan, drafter: Speculation, alone: Speculation, tokens: int | None, redealt: Redealt) -> tuple[Plan, str]:
+    """``plan`` beside ``drafter``, which drafts as ``alone``, with layers dealt as gives the most tokens a second -> it, and why they are
+    not dealt as usual."""
+    found: dict[Dealing, Plan] = {}
+
+    def tried(dealing: Dealing) -> Plan:
+        beside = found[dealing] = beside_drafter(plan, drafter, redealt(dealing))
+        return longest_served(beside, alone, tokens)[0] if plan.workload.is_served else longest_paying(beside, alone, tokens)
+
+    dealing, why_so = dealt_beside(plan.dealing, tried)
+    return found[dealing], why_so
+
+
+def _saying(why_so: str, made: Plan, plan: Plan) -> Plan:
+    """``made``, with ``why_so`` where its layers are dealt otherwise than those of ``plan``."""
+    return replace(made, notes=(*made.notes, why_so)) if made.dealing != plan.dealing else made
 
 
 def longest_paying(plan: Plan, drafter: Speculation, tokens: int | None) -> Plan:
