@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.planner.common.measures import ALIGN, align_up
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.placement import Placement
@@ -86,6 +88,14 @@ def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
     if hardware.gpu is None or not hardware.gpu.layer_kernels_s:
         return False
     return never_recorded(model) is None and hops_launched(hardware, model) is None
+
+
+def launching(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:
+    """``hardware`` where steps of ``model`` are launched kernel by kernel. A card of several ranks has its kernels queued while others
+    compute, so they take as long there as in a recorded step; their hops are launched, too."""
+    if model.dealt is not None:
+        return replace(hardware, links=replace(hardware.links, word_hop_s=0.0))
+    return replace(hardware, gpu=hardware.gpu and replace(hardware.gpu, layer_kernels_s=0.0))
 
 
 def is_recorded(hardware: HardwareProfile, placement: Placement, kv: KvPages) -> bool:

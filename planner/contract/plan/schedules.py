@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.recording import launching
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.policy.schedule_choice import Schedule
@@ -26,8 +27,8 @@ def alone(plan: Plan) -> Plan:
 
 def launched_singly(plan: Plan) -> Plan:
     """``plan``, predicted anew for steps that are launched kernel by kernel."""
-    gpu, weights = plan.hardware.gpu, replace(plan.decisions.weights, host=HostUnits())
-    hardware, decisions = replace(plan.hardware, gpu=gpu and replace(gpu, layer_kernels_s=0.0)), replace(plan.decisions, weights=weights)
+    hardware = launching(plan.hardware, plan.of_rank(0).model)
+    decisions = replace(plan.decisions, weights=replace(plan.decisions.weights, host=HostUnits()))
     return replace(plan, hardware=hardware, decisions=decisions, prediction=predict(hardware, plan.model, plan.workload, decisions))
 
 

@@ -9,6 +9,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import launching
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.experts.expert_misses import misses, visit
 from penstock.planner.contract.experts.expert_slots import kept_at_first
@@ -185,7 +186,7 @@ def verify_s(
     hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: Prediction | None = None
 ) -> float:
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
-    counted: a model that drafts, which promises ``alone``, takes a step for each token of the chain.
+    counted: a model that drafts, which promises ``alone``, takes a step for each token of the chain. Meanwhile the link fills the ring.
 
     Priced as a step of so many rows: :func:`verified`. Where no pass of all sequences and so many tokens is recorded, it is launched kernel
     by kernel.
@@ -193,10 +194,10 @@ def verify_s(
     drafts, machine, priced = decisions.speculation.tokens, hardware, decisions
     shapes = shapes_wanted(hardware, model, decisions)
     if drafts and not any(shape.rows >= decisions.batch and shape.tokens > drafts for shape in shapes):
-        machine = replace(hardware, gpu=hardware.gpu and replace(hardware.gpu, layer_kernels_s=0.0))
+        machine = launching(hardware, model)
         priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
-    verified_s = _undrafted(machine, model, *verified(workload, priced)).decode_s_per_token
-    return verified_s + (drafts * alone.decode_s_per_token if alone else 0.0)
+    drafting_s = drafts * alone.decode_s_per_token if alone else 0.0
+    return drafting_s + _undrafted(machine, model, *verified(workload, priced), drafting_s).decode_s_per_token
 
 
 def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisions]:
@@ -224,15 +225,19 @@ def as_drafting(hardware: HardwareProfile) -> HardwareProfile:
     return replace(hardware, pass_s=0.0)
 
 
-def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction:
+def _undrafted(
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, idle_s: float = 0.0
+) -> Prediction:
+    """Where a step begins ``idle_s`` seconds after the one before has ended."""
     prefill = Prefill(hardware, model, workload, decisions)
     moved, fill = prefill.moved, kv_fill(workload)
     start, restore_s = expected(prefill)
     bill, step = prefill.bill(start), prefill.step()
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
-    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, step)
     placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
+    idle = Price({Resource.h2d: -min(idle_s, ahead.h2d_s)})
+    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, step + idle)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
     copied = min(missed.dram, missed.vram) + moved.missed.copied * missed.from_dram
     expert_bytes, visited = 0, 1.0
