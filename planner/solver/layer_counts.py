@@ -22,7 +22,7 @@ def with_counts(question: Question) -> Question:
     of a kind have as many layers, but for one. What has layers already is the first guess, and single ones are moved. Costs a solve a kind
     of rank for each try: some 20 tries of two kinds.
     """
-    if not question.is_unlike:
+    if question.ranks == 1 or not question.hardware.others:
         return question
     best = question if question.layers else replace(question, layers=_ending_together(question))
     known = {best.layers: _seconds(best)}
@@ -39,7 +39,7 @@ def with_counts(question: Question) -> Question:
 
 
 def slowest(question: Question) -> Optimum | None:
-    """What the fastest plan takes, of the rank that takes longest; None where any has none. One solve where cards are alike."""
+    """What the fastest plan takes, of the rank that takes longest; None where any has none. One solve where ranks are alike."""
     if not question.is_unlike:
         return optimum(question)
     found = [optimum(question.of_rank(rank)) for rank in range(question.ranks)]

@@ -27,7 +27,7 @@ from penstock.planner.solver.drafts.speculation_choice import speculating
 from penstock.planner.solver.expert_notes import expert_notes
 from penstock.planner.solver.format_notes import format_notes
 from penstock.planner.solver.kept_notes import reuse_notes
-from penstock.planner.solver.ranks_choice import answer_dealt, on_ranks
+from penstock.planner.solver.ranks_choice import answer_dealt, may_spare, on_ranks
 from penstock.planner.solver.share_choice import share_of
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
 from penstock.planner.solver.terms.problem import Question
@@ -50,7 +50,7 @@ def make_plan(cfg: SolveConfig) -> Plan:
         def redealt(dealing: Dealing) -> Solve:
             return partial(dealt, replace(asked.question, layers=() if dealing.is_even else dealing.counts))
 
-        made = speculating(usual(), cfg.speculate, tokens, beside, usual, asked.drafts, redealt)
+        made = speculating(usual(), cfg.speculate, tokens, beside, usual, asked.drafts, redealt if may_spare(asked.question) else None)
         first = made.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
         return replace(made, notes=(*made.notes, *more))

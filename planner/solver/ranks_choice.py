@@ -63,12 +63,18 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
             raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")
 
 
+def may_spare(question: Question) -> bool:
+    """Whether the first rank of ``question`` may have fewer layers than usual. Not where the CPU is to compute units, whose turns are
+    priced for ranks that have as many of them; nor where the LM head has too few rows to be dealt in proportion."""
+    return question.ranks > 1 and not question.force.host_ffn and question.model.vocab >= question.model.layers
+
+
 def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
-    """The plan of all ranks. One decides batch, passes and pages for all: the first one, which has most layers where cards are alike. Where
-    they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve for
+    """The plan of all ranks. One decides batch, passes and pages for all: the first one, which has most layers where they are dealt evenly.
+    Where they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve for
     each kind of rank, four at most where cards are alike. Raises UserError; ``Infeasible`` when one finds no plan."""
     refused: list[Infeasible] = []
-    for leader in range(question.ranks if question.hardware.others else 1):
+    for leader in range(question.ranks if question.is_unlike else 1):
         try:
             return _led(question, leader, notes)
         except Infeasible as error:

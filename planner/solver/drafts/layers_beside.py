@@ -11,7 +11,7 @@ from penstock.planner.contract.plan.rank_predictions import predict_each, rank_t
 from penstock.planner.contract.ranks.dealing import Dealing
 
 SAME = 0.005
-"""Deals whose tokens a second differ by no more than this share are equally fast: then each rank has as many layers."""
+"""Seconds and tokens a second that differ by no more than this share are the same."""
 
 Tried = Callable[[Dealing], Plan]
 """The plan beside the model that drafts, where layers are dealt so, with as many drafts as pay. UserError where there is none."""
@@ -46,10 +46,10 @@ def dealt_beside(usual: Dealing, tried: Tried) -> tuple[Dealing, str]:
         raise refused
     rates = {first: plan.prediction.decode_tokens_per_s for first, plan in found.items()}
     best = max(rates, key=rates.__getitem__)
-    even_rate = rates.get(usual.counts[0], 0.0)
-    if rates[best] <= even_rate * (1 + SAME):
+    usual_rate = rates.get(usual.counts[0], 0.0)
+    if rates[best] <= usual_rate * (1 + SAME):
         return usual, ""
-    without = f"{show_rate(even_rate)} as usually dealt" if even_rate else "no plan as usually dealt"
+    without = f"{show_rate(usual_rate) if usual_rate else 'no plan'} with {usual.counts[0]}"
     return usual.sparing(best), (
         f"rank 0 has {best} of {usual.layers} layers, since the drafter lies there: {show_rate(rates[best])} tokens/s, {without}"
     )

@@ -70,7 +70,8 @@ def _dealt(plan: Plan, drafter: Speculation, alone: Speculation, tokens: int | N
     found: dict[Dealing, Plan] = {}
 
     def tried(dealing: Dealing) -> Plan:
-        beside = found[dealing] = beside_drafter(plan, drafter, redealt(dealing))
+        nearest = next(reversed(found.values()), plan)  # beside which the drafter takes about as much
+        beside = found[dealing] = beside_drafter(nearest, drafter, redealt(dealing))
         return longest_served(beside, alone, tokens)[0] if plan.workload.is_served else longest_paying(beside, alone, tokens)
 
     dealing, why_so = dealt_beside(plan.dealing, tried)

@@ -53,8 +53,8 @@ class Question:
 
     @property
     def is_unlike(self) -> bool:
-        """Whether it is of several ranks whose cards are unlike."""
-        return self.ranks > 1 and bool(self.hardware.others)
+        """Whether it is of several ranks whose cards, or numbers of layers, are unlike."""
+        return self.ranks > 1 and (bool(self.hardware.others) or bool(self.layers))
 
     def of_rank(self, rank: int) -> Question:
         """What is asked of one rank; the same where there is one."""
