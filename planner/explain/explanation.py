@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_rate, show_seconds
+from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import are_tabled, hops_launched, launched_because
 from penstock.planner.contract.plan.plan import Plan
@@ -20,6 +21,7 @@ from penstock.planner.explain.neighbours import Neighbour, candidates, neighbour
 from penstock.planner.explain.one_more import OneMore, one_more
 from penstock.planner.explain.purchases import Purchase, best_purchase, offers, purchases
 from penstock.planner.explain.resources import resources
+from penstock.planner.solver.drafts.draft_choice import beside_bytes
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.planning import plan_of
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
@@ -72,10 +74,14 @@ class Explanation:
 
 
 def question_of(plan: Plan) -> Question:
-    """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted."""
-    experts = plan.decisions.experts
+    """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted. A model that drafts beside the first
+    of several ranks has what it takes."""
+    experts, drafting, taken = plan.decisions.experts, plan.decisions.speculation, (0, 0)
     force = Force(expert_policy=experts.policy if experts else None)
-    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, plan.ranks.layers, plan.ranks.share)
+    if plan.ranks.count > 1 and drafting.model is not None:
+        beside = beside_bytes(plan, drafting)
+        taken = beside[Tier.vram], beside[Tier.dram]
+    return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, plan.ranks.layers, plan.ranks.share, taken)
 
 
 def explain(

@@ -61,13 +61,15 @@ def print_ranks(plan: Plan, console: Console) -> None:
     if not found:
         return
     layers = plan.model.layers
-    print_head(console, "Ranks", f", {_dealt(plan.dealing)}: {_STAYS} stays, {_STREAMS} streams")
+    print_head(console, "Ranks", f", {_dealt(plan)}: {_STAYS} stays, {_STREAMS} streams")
     for rank, share in enumerate(found):
         print_line(console, Text(f"  rank {rank:<6} ").append(_ring(share, layers), "cyan").append("  " + ", ".join(_holds(share)), "dim"))
 
 
-def _dealt(dealing: Dealing) -> str:
-    return f"layer i on rank i mod {dealing.count}" if dealing.is_even else "so that all end together"
+def _dealt(plan: Plan) -> str:
+    if plan.dealing.is_even:
+        return f"layer i on rank i mod {plan.ranks.count}"
+    return "so that all end together" if plan.drafter is None else "so that all end together beside the drafter on rank 0"
 
 
 def _ring(share: Share, layers: int) -> str:

@@ -1,4 +1,4 @@
-"""How many layers each of several unlike cards gets."""
+"""How many layers each of several cards gets that are unlike, or are left unlike by what lies beside the model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ MOVES = (4, 2, 1)
 
 
 def with_counts(question: Question) -> Question:
-    """``question`` with the layers of each rank, where its cards are unlike: the best found, and as it is where nothing fits.
+    """``question`` with the layers of each rank, where its cards are unlike, or something is taken of the first one: the best found, and
+    as it is where nothing fits.
 
     The first guess ends all links together. Then layers are moved between kinds of cards while the seconds of the slowest rank fall. Cards
     of a kind have as many layers, but for one. What has layers already is the first guess, and single ones are moved. Costs a solve a kind
     of rank for each try: some 20 tries of two kinds.
     """
-    if question.ranks == 1 or not question.hardware.others:
+    if not question.is_unlike or question.hardware.gpu is None or not (question.hardware.others or any(question.taken)):
         return question
     best = question if question.layers else replace(question, layers=_ending_together(question))
     known = {best.layers: _seconds(best)}
@@ -39,11 +40,16 @@ def with_counts(question: Question) -> Question:
 
 
 def slowest(question: Question) -> Optimum | None:
-    """What the fastest plan takes, of the rank that takes longest; None where any has none. One solve where ranks are alike."""
+    """What the fastest plan takes, of the rank that takes longest; None where any has none. A solve for each kind of rank."""
     if not question.is_unlike:
         return optimum(question)
-    found = [optimum(question.of_rank(rank)) for rank in range(question.ranks)]
-    return None if None in found else max((one for one in found if one is not None), key=lambda one: one.total_s)
+    found: dict[object, Optimum | None] = {}
+    for rank in range(question.ranks):
+        own = question.of_rank(rank)
+        kind = own.model.units, own.hardware.dram_bytes, own.hardware.vram_bytes, own.hardware.devices if question.hardware.others else None
+        if kind not in found:
+            found[kind] = optimum(own)
+    return None if None in found.values() else max((one for one in found.values() if one is not None), key=lambda one: one.total_s)
 
 
 def fastest(question: Question) -> Optimum | None:
@@ -57,9 +63,10 @@ def _seconds(question: Question) -> float:
 
 
 def _cards(question: Question) -> list[Card]:
-    """Of each rank, its number left out, so that those of a kind are equal."""
+    """Of each rank, its number left out, so that those of a kind are equal; the first one's with what is left of it."""
     here = question.ranks // question.hardware.hosts
-    return [replace(question.hardware.card(rank % here), device=0) for rank in range(question.ranks)]
+    first, *others = (replace(question.hardware.card(rank % here), device=0) for rank in range(question.ranks))
+    return [replace(first, vram_bytes=first.vram_bytes - question.taken[0]), *others]
 
 
 def _ending_together(question: Question) -> tuple[int, ...]:

@@ -47,7 +47,7 @@ def explain_verb(cfg: ExplainConfig) -> None:
         page = explanation_page(found) if isinstance(found, Explanation) else impossible_page(found)
         write_at_once(Path(cfg.html), "html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
     console = make_console()
-    for note in (*cfg.notes, *asked.notes):
+    for note in (*cfg.notes, *asked.notes, *(() if given is None else given.notes)):
         console.print(f"note: {note}", style="dim", soft_wrap=True)
     if isinstance(found, Explanation):
         print_explanation(found, console)

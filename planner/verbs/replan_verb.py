@@ -11,6 +11,7 @@ from penstock.planner.common.output import writable
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain.explanation import question_of
 from penstock.planner.solver.context_limit import within_limit
+from penstock.planner.solver.layer_counts import with_counts
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
@@ -21,8 +22,10 @@ def replan_verb(cfg: ReplanConfig) -> None:
     """Solve, write and print. What was forced in the older plan is free again, but for the expert policy. UserError where the model is made
     for less, where there are no cards to choose from, or no plan fits."""
     writable(Path(cfg.out), "out")
-    question = question_of(read_plan(Path(cfg.plan).expanduser()))
-    question, changed = _on_devices(question, cfg.devices)
+    before = question_of(read_plan(Path(cfg.plan).expanduser()))
+    question, changed = _on_devices(before, cfg.devices)
+    if any(question.taken) or question.ranks != before.ranks:  # layers were dealt for what is not there
+        question = with_counts(replace(question, layers=(), taken=(0, 0)))
     limit = question.model.max_tokens
     if limit and cfg.context_tokens is not None and cfg.context_tokens > limit:
         raise UserError(

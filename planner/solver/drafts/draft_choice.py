@@ -62,14 +62,20 @@ def beside_drafter(plan: Plan, drafter: Speculation, solve: Solve) -> Plan:
     taken: dict[Tier, int] = {}
     made = plan
     while True:
-        decisions = replace(made.decisions, speculation=replace(drafter, tokens=drafter.tokens or MOST_DRAFTS))
-        hardware, model = plan.of_rank(0).hardware, made.of_rank(0).model
-        needed = drafter_bytes(hardware, model, plan.workload, decisions)
-        needed[Tier.vram] += recorded_bytes(model, shapes_wanted(hardware, model, decisions))
+        needed = beside_bytes(replace(made, hardware=plan.hardware), drafter)
         if taken and all(needed[tier] <= taken[tier] for tier in needed):
             return drafted(replace(made, hardware=plan.hardware), drafter)
         taken = {tier: max(n, taken.get(tier, 0)) for tier, n in needed.items()}
         made = _solved(plan, drafter, taken, solve)
+
+
+def beside_bytes(plan: Plan, drafter: Speculation) -> dict[Tier, int]:
+    """What ``drafter`` takes of VRAM and of DRAM beside ``plan``, of several ranks beside the first one: with its steps that verify, of
+    chains as long as can be where their length is not decided."""
+    first, decided = plan.of_rank(0), replace(plan.decisions, speculation=replace(drafter, tokens=drafter.tokens or MOST_DRAFTS))
+    needed = drafter_bytes(first.hardware, first.model, plan.workload, decided)
+    needed[Tier.vram] += recorded_bytes(first.model, shapes_wanted(first.hardware, first.model, decided))
+    return needed
 
 
 def with_room(plan: Plan, solve: Solve) -> Plan:

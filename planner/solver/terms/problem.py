@@ -53,8 +53,8 @@ class Question:
 
     @property
     def is_unlike(self) -> bool:
-        """Whether it is of several ranks whose cards, or numbers of layers, are unlike."""
-        return self.ranks > 1 and (bool(self.hardware.others) or bool(self.layers))
+        """Whether it is of several ranks whose cards, or what these are left, or numbers of layers are unlike."""
+        return self.ranks > 1 and (bool(self.hardware.others) or bool(self.layers) or any(self.taken))
 
     def of_rank(self, rank: int) -> Question:
         """What is asked of one rank; the same where there is one."""
