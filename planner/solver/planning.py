@@ -12,7 +12,7 @@ from penstock.planner.contract.config.config_schema import CalibrationUse, Solve
 from penstock.planner.contract.config.resolve import model_from, workload_from
 from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.speculating import Drafter
+from penstock.planner.contract.decided.speculating import Drafter, Speculate, Speculation
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson
@@ -40,17 +40,8 @@ def make_plan(cfg: SolveConfig) -> Plan:
     told = (*cfg.notes, *left_out(asked.question.model.checkpoint), *asked.notes)
     if asked.question.ranks > 1:
         formats = format_notes(asked.question.model, cfg.model, asked.question.hardware)
-
-        def dealt(question: Question, vram_bytes: int = 0, dram_bytes: int = 0) -> Plan:
-            return answer_dealt(replace(question, taken=(vram_bytes, dram_bytes)), (*formats, *told))
-
-        usual, tokens = partial(dealt, asked.question), asked.question.force.speculate_tokens
         beside = None if drafter is not None and drafter.drafter is Drafter.mtp else drafter
-
-        def redealt(dealing: Dealing) -> Solve:
-            return partial(dealt, replace(asked.question, layers=() if dealing.is_even else dealing.counts))
-
-        made = speculating(usual(), cfg.speculate, tokens, beside, usual, asked.drafts, redealt if may_spare(asked.question) else None)
+        made = plan_dealt(asked.question, cfg.speculate, beside, asked.drafts, (*formats, *told))
         first = made.of_rank(0)
         more = (*reuse_notes(first, asked.question.force), *expert_notes(first, asked.hits.source))
         return replace(made, notes=(*made.notes, *more))
@@ -72,6 +63,27 @@ def make_plan(cfg: SolveConfig) -> Plan:
             *expert_notes(plan, asked.hits.source),
         ),
     )
+
+
+def plan_dealt(
+    question: Question,
+    asked: Speculate,
+    drafter: Speculation | None = None,
+    seen: tuple[DraftLesson, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of several ranks, with drafts as ``asked``: see ``speculating``. Where ``drafter`` lies with the first of them, layers are
+    dealt as gives the most tokens a second."""
+
+    def solve(layers: tuple[int, ...], vram_bytes: int, dram_bytes: int) -> Plan:
+        return answer_dealt(replace(question, layers=layers, taken=(vram_bytes, dram_bytes)), notes)
+
+    def redealt(dealing: Dealing) -> Solve:
+        return partial(solve, () if dealing.is_even else dealing.counts)
+
+    usual = partial(solve, question.layers)
+    spares = redealt if may_spare(question) else None
+    return speculating(usual(0, 0), asked, question.force.speculate_tokens, drafter, usual, seen, spares)
 
 
 def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:

@@ -58,10 +58,11 @@ class Dealing:
         return bool(others) and first <= min(others) >= max(others) - 1
 
     def sparing(self, first: int) -> Dealing:
-        """The same with ``first`` layers of the first rank, fewer than it has. The others get them in proportion to what they have."""
-        counts = list(self.counts)
+        """The same with ``first`` layers of the first rank, no more than it has. The others get the rest of them: as many each where layers
+        are dealt evenly, else in proportion to what they have."""
+        counts, parts = list(self.counts), (1,) * self.count if self.is_even else self.counts
         for _ in range(counts[0] - first):
-            counts[min(range(1, self.count), key=lambda rank: (counts[rank] + 1) / self.counts[rank])] += 1
+            counts[min(range(1, self.count), key=lambda rank: (counts[rank] + 0.5) / parts[rank])] += 1
         return Dealing((first, *counts[1:]), self.share)
 
     @cached_property

@@ -18,7 +18,8 @@ Tried = Callable[[Dealing], Plan]
 
 
 def dealt_beside(usual: Dealing, tried: Tried) -> tuple[Dealing, str]:
-    """The dealing with which ``tried`` gives the most tokens a second, and a sentence where it is not the ``usual`` one.
+    """The dealing with which ``tried`` gives the most tokens a second, and a sentence where it is not the ``usual`` one. Of those that give
+    as many the one with most layers of the first rank.
 
     The first rank's seconds rise with its layers, and the others' fall, so the best number is where they meet: bisection finds it. Costs a
     plan where the first rank does not hold up the others as usually dealt, else some log2 of its layers. UserError, that of the usual one,
@@ -30,7 +31,7 @@ def dealt_beside(usual: Dealing, tried: Tried) -> tuple[Dealing, str]:
     first = high
     while True:
         try:
-            made = tried(usual if first == usual.counts[0] else usual.sparing(first))
+            made = tried(usual.sparing(first))
         except UserError as error:
             refused = refused or error
             others_lack = bool(found) and first < min(found)
@@ -45,10 +46,10 @@ def dealt_beside(usual: Dealing, tried: Tried) -> tuple[Dealing, str]:
         assert refused is not None
         raise refused
     rates = {first: plan.prediction.decode_tokens_per_s for first, plan in found.items()}
-    best = max(rates, key=rates.__getitem__)
-    usual_rate = rates.get(usual.counts[0], 0.0)
-    if rates[best] <= usual_rate * (1 + SAME):
+    best = max(first for first, rate in rates.items() if rate * (1 + SAME) >= max(rates.values()))
+    if best == usual.counts[0]:
         return usual, ""
+    usual_rate = rates.get(usual.counts[0])
     without = f"{show_rate(usual_rate) if usual_rate else 'no plan'} with {usual.counts[0]}"
     return usual.sparing(best), (
         f"rank 0 has {best} of {usual.layers} layers, since the drafter lies there: {show_rate(rates[best])} tokens/s, {without}"

@@ -21,7 +21,7 @@ def served_with_drafts(
     most tokens a second. ``tokens`` of them at most where that is not None. ``auto`` drafts only where one row alone gains, by what runs
     have ``seen`` of drafts. A note says how many drafts rows have, and on which acceptance the plan counts."""
     text = plan.workload.name
-    tried = [longest_served(beside, known, tokens) for beside, known in drafting]
+    tried = [_longest(beside, known, tokens) for beside, known in drafting]
     paying = [one for one in tried if one[1] and _gains(one[0], plan)] if asked is Speculate.auto else tried
     if not paying:
         counted = " or ".join(dict.fromkeys(stands_on(known, seen, text) for _, known in drafting))
@@ -41,7 +41,7 @@ def _gains(made: Plan, plain: Plan) -> bool:
     return weightless or made.prediction.decode_tokens_per_s > plain.prediction.decode_tokens_per_s
 
 
-def longest_served(plan: Plan, known: Speculation, tokens: int | None) -> tuple[Plan, int, int]:
+def _longest(plan: Plan, known: Speculation, tokens: int | None) -> tuple[Plan, int, int]:
     """``plan`` with as many drafts as pay where one row is alone, or all of them decode -> it, and how many each has then and then."""
     longest = drafted(plan, replace(known, tokens=MOST_DRAFTS if tokens is None else tokens))
     planned = PlannedDrafts(longest, ServeLimits.of(longest), PassPrices(longest))

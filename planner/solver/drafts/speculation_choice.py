@@ -12,7 +12,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.solver.drafts.layers_beside import dealt_beside
-from penstock.planner.solver.drafts.served_speculation import longest_served, served_with_drafts
+from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
 Redealt = Callable[[Dealing], Solve]
 """The same question where layers are dealt so."""
@@ -72,7 +72,9 @@ def _dealt(plan: Plan, drafter: Speculation, alone: Speculation, tokens: int | N
     def tried(dealing: Dealing) -> Plan:
         nearest = next(reversed(found.values()), plan)  # beside which the drafter takes about as much
         beside = found[dealing] = beside_drafter(nearest, drafter, redealt(dealing))
-        return longest_served(beside, alone, tokens)[0] if plan.workload.is_served else longest_paying(beside, alone, tokens)
+        if plan.workload.is_served:  # whose chains are no longer than pay
+            return drafted(beside, replace(alone, tokens=MOST_DRAFTS if tokens is None else tokens))
+        return longest_paying(beside, alone, tokens)
 
     dealing, why_so = dealt_beside(plan.dealing, tried)
     return found[dealing], why_so

@@ -19,16 +19,18 @@ from tests.runtime.serve.motors import alone, motor, submit
 from tests.support import decisions, save_tiny
 
 
-@pytest.mark.parametrize("drafter", [Drafter.none, Drafter.lookup, Drafter.draft])
+@pytest.mark.parametrize(
+    ("drafter", "dealt"), [(Drafter.none, 2), (Drafter.lookup, 2), (Drafter.draft, 2), (Drafter.draft, (1, 5))], ids=str
+)
 def test_rows_join_share_prefixes_and_leave_over_ranks_as_on_one(
-    drafter: Drafter, company: Company, checkpoint: Path, tmp_path: Path
+    drafter: Drafter, dealt: int | tuple[int, ...], company: Company, checkpoint: Path, tmp_path: Path
 ) -> None:
     exact_checkpoint = tmp_path / "exact"
     AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).save_pretrained(exact_checkpoint)
     draw = random.Random(1)
     stem = draw.choices(range(1, 300), k=40)
     made = decisions(batch=3, pages=24, prefill_chunk_tokens=8)
-    plan = dealt_plan(exact_checkpoint, made, 2, batch=3, prompt_tokens=64, new_tokens=32, requests=3)
+    plan = dealt_plan(exact_checkpoint, made, dealt, batch=3, prompt_tokens=64, new_tokens=32, requests=3)
     small = spec_from_checkpoint(save_tiny(tmp_path / "small", layers=1)) if drafter is Drafter.draft else None
     if drafter is not Drafter.none:
         plan = drafted(plan, Speculation(drafter, 4, 0.9, small))
