@@ -71,8 +71,8 @@ def may_spare(question: Question) -> bool:
 
 def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
     """The plan of all ranks. One decides batch, passes and pages for all: the first one, which has most layers where they are dealt evenly.
-    Where they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve for
-    each kind of rank, four at most where cards are alike. Raises UserError; ``Infeasible`` when one finds no plan."""
+    Where they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve
+    for each kind of rank, four at most where cards are alike. Raises UserError; ``Infeasible`` when one finds no plan."""
     refused: list[Infeasible] = []
     for leader in range(question.ranks if question.is_unlike else 1):
         try:

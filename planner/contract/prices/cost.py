@@ -225,9 +225,7 @@ def as_drafting(hardware: HardwareProfile) -> HardwareProfile:
     return replace(hardware, pass_s=0.0)
 
 
-def _undrafted(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, idle_s: float = 0.0
-) -> Prediction:
+def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, idle_s: float = 0.0) -> Prediction:
     """Where a step begins ``idle_s`` seconds after the one before has ended."""
     prefill = Prefill(hardware, model, workload, decisions)
     moved, fill = prefill.moved, kv_fill(workload)

@@ -9,8 +9,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on, stands_on, timed
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.solver.drafts.layers_beside import dealt_beside
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
 
@@ -28,8 +28,9 @@ def speculating(
     redealt: Redealt | None = None,
 ) -> Plan:
     """``plan`` with drafts as ``asked``, ``tokens`` of them where that is not None, by ``drafter`` where it has weights; ``solve`` answers
-    the same question on another machine, ``redealt`` where layers may be dealt otherwise. ``auto`` drafts only where it pays, by what runs have ``seen`` of drafts; a note says on which
-    acceptance the plan counts. UserError where nobody would use drafts, or where the drafter leaves no room for a plan."""
+    the same question on another machine, ``redealt`` where layers may be dealt otherwise. ``auto`` drafts only where it pays, by what runs
+    have ``seen`` of drafts; a note says on which acceptance the plan counts. UserError where nobody would use drafts, or where the drafter
+    leaves no room for a plan."""
     if asked is Speculate.none:
         if tokens:
             raise UserError(f"force.speculate_tokens={tokens}: nobody drafts; set speculate=lookup, or leave it out")
