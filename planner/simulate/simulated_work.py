@@ -148,9 +148,11 @@ def drafted_rows(plan: Plan) -> int:
 
 
 def host_units(plan: Plan) -> dict[Unit, int]:
-    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it."""
+    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it. None in a step that is launched
+    kernel by kernel and verifies drafts."""
     decisions, placement, rows = plan.decisions, plan.placement, plan.decisions.batch * drafted_rows(plan)
-    if not decisions.weights.host.compute(rows):
+    launched = not is_recorded(plan.hardware, placement, decisions.kv)
+    if not decisions.weights.host.compute(rows) or (launched and rows > decisions.batch):
         return {}
     beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms)
     return {unit: ns(beside.handed_s(placement.part(unit))) for unit in placement.host_units}
