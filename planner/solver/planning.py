@@ -75,13 +75,16 @@ def plan_dealt(
     """The plan of several ranks, with drafts as ``asked``: see ``speculating``. Where ``drafter`` lies with the first of them, layers are
     dealt as gives the most tokens a second."""
 
-    def solve(layers: tuple[int, ...], vram_bytes: int, dram_bytes: int) -> Plan:
-        return answer_dealt(replace(question, layers=layers, taken=(vram_bytes, dram_bytes)), notes)
+    def solve(layers: tuple[int, ...], host_ffn: int, vram_bytes: int, dram_bytes: int) -> Plan:
+        force = question.force
+        if any((vram_bytes, dram_bytes)) and force.host_ffn is None:
+            force = force.but(host_ffn=host_ffn)  # the CPU's turns are priced for ranks that have as many of them
+        return answer_dealt(replace(question, layers=layers, force=force, taken=(vram_bytes, dram_bytes)), notes)
 
-    def redealt(dealing: Dealing) -> Solve:
-        return partial(solve, () if dealing.is_even else dealing.counts)
+    def redealt(dealing: Dealing, host_ffn: int) -> Solve:
+        return partial(solve, () if dealing.is_even else dealing.counts, host_ffn)
 
-    usual = partial(solve, question.layers)
+    usual = partial(solve, question.layers, 0)
     spares = redealt if may_spare(question) else None
     return speculating(usual(0, 0), asked, question.force.speculate_tokens, drafter, usual, seen, spares)
 

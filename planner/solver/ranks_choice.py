@@ -92,8 +92,6 @@ def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
         kind = asked.model.units, own.dram_bytes, own.vram_bytes, own.devices if q.hardware.others else None
         if kind not in found:
             force = q.force if rank == 0 else q.force.without("embedding")
-            if any(q.taken) and force.host_ffn is None:
-                force = force.but(host_ffn=0)  # the CPU's turns are priced for ranks that have as many of them
             if decided:
                 first = decided[leader]
                 shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from penstock.planner.solver.terms.problem import Question
 from tests.cli import command
 from tests.planner.small import GB, MB, model, work
 from tests.planner.test_ranks import host
-from tests.planner.test_simulate_ranks import CARDS, WORDS, as_promised
+from tests.planner.test_simulate_ranks import BESIDE, CARDS, HOPS, WORDS, as_promised, with_cpu
 from tests.planner.test_unlike_cards import slower, unlike
 
 WHOLE = model(layers=24)
@@ -50,9 +51,8 @@ CASES: dict[str, tuple[HardwareProfile, int, Workload, Speculation]] = {
 }
 
 
-def beside(hardware: HardwareProfile, ranks: int, asked: Workload, drafter: Speculation, layers: tuple[int, ...] = ()) -> Plan:
-    question = Question(hardware, WHOLE, asked, ranks=ranks, layers=layers)
-    return plan_dealt(question, Speculate.self, drafter)
+def beside(hardware: HardwareProfile, ranks: int, asked: Workload, drafter: Speculation) -> Plan:
+    return plan_dealt(Question(hardware, WHOLE, asked, ranks=ranks), Speculate.self, drafter)
 
 
 @pytest.mark.parametrize(("hardware", "ranks", "asked", "drafter"), CASES.values(), ids=CASES)
@@ -117,6 +117,21 @@ def test_layers_stay_even_where_fewer_on_the_first_rank_give_nothing() -> None:
         plan = plan_dealt(question, Speculate.self, drafter)
         assert plan.dealing.is_even and not any("rank 0" in note for note in plan.notes)
     assert may_spare(Question(roomy, WHOLE, work(), ranks=2)) and not may_spare(Question(roomy, WHOLE, work(), Force(host_ffn=1), ranks=2))
+
+
+@pytest.mark.parametrize("hops", HOPS)
+def test_units_of_the_cpu_are_planned_beside_a_drafter_where_recorded_steps_hand_them_over(hops: str) -> None:
+    """And then only where they give more than fewer layers on rank 0. A launched step that verifies hands none over."""
+    hardware = with_cpu(vram_bytes=1600 * MB, links=HOPS[hops])
+    plan = plan_dealt(Question(hardware, BESIDE, work(), ranks=2), Speculate.self, copy(2))
+    units = [one.decisions.weights.host.ffn for one in plan.each_rank]
+    assert len(set(units)) == 1 and (units[0] > 0) == (hops == "recorded")
+    assert not any(broken_rules(*terms(one)) for one in plan.each_rank)
+    as_promised(plan, 0.07, 0.07)
+    if units[0]:
+        said = f"the CPU computes {units[0]} FFN units of each rank, with layers as usually dealt: "
+        rate, without = map(float, re.findall(r"[\d.]+", plan.notes[-1].removeprefix(said)))
+        assert rate == pytest.approx(plan.prediction.decode_tokens_per_s, rel=5e-3) and rate > without
 
 
 def test_a_drafter_that_leaves_no_room_for_half_the_layers_leaves_it_for_fewer() -> None:

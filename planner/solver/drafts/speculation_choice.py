@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.speculating import DEFAULT_ACCEPTANCE, MOST_DRAFTS, Drafter, Speculate, Speculation
@@ -13,9 +14,10 @@ from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.solver.drafts.draft_choice import Solve, beside_drafter, drafted, with_room
 from penstock.planner.solver.drafts.layers_beside import dealt_beside
 from penstock.planner.solver.drafts.served_speculation import served_with_drafts
+from penstock.planner.solver.drafts.units_beside import handed_beside
 
-Redealt = Callable[[Dealing], Solve]
-"""The same question where layers are dealt so."""
+Redealt = Callable[[Dealing, int], Solve]
+"""The same question where layers are dealt so, and the CPU computes so many FFN units of each rank."""
 
 
 def speculating(
@@ -54,7 +56,7 @@ def speculating(
             notes.append(str(error))
     if plan.workload.is_served:
         served = with_room(served_with_drafts(replace(plan, notes=tuple(notes)), drafting, asked, tokens, seen), solve)
-        return _saying(why_so, served, plan)
+        return _saying(why_so, served)
     tried = [longest_paying(beside, known, tokens) for beside, known in drafting]
     best = max(tried, key=lambda one: one.prediction.decode_tokens_per_s)
     if asked is Speculate.auto and best.prediction.decode_tokens_per_s <= plan.prediction.decode_tokens_per_s:
@@ -62,28 +64,33 @@ def speculating(
         return replace(plan, notes=(*notes, f"no tokens are drafted: more rows cost more than they give, where a plan {counted}"))
     best, chosen = with_room(best, solve), best.decisions.speculation
     said = replace(best, notes=(*notes, f"drafts by {chosen.drafter}: the prediction {stands_on(chosen, seen, text)}"))
-    return _saying(why_so, said, plan)
+    return _saying(why_so, said)
 
 
 def _dealt(plan: Plan, drafter: Speculation, alone: Speculation, tokens: int | None, redealt: Redealt) -> tuple[Plan, str]:
-    """``plan`` beside ``drafter``, which drafts as ``alone``, with layers dealt as gives the most tokens a second -> it, and why they are
-    not dealt as usual."""
-    found: dict[Dealing, Plan] = {}
+    """``plan`` beside ``drafter``, which drafts as ``alone``, with layers dealt, or units handed to the CPU, as gives the most tokens a
+    second -> it, and why it is not as usual."""
+    found: dict[tuple[Dealing, int], Plan] = {}
+    rates: dict[tuple[Dealing, int], float] = {}
 
-    def tried(dealing: Dealing) -> Plan:
+    def tried(dealing: Dealing, host_ffn: int = 0) -> Plan:
         nearest = next(reversed(found.values()), plan)  # beside which the drafter takes about as much
-        beside = found[dealing] = beside_drafter(nearest, drafter, redealt(dealing))
+        beside = found[dealing, host_ffn] = beside_drafter(nearest, drafter, redealt(dealing, host_ffn))
         if plan.workload.is_served:  # whose chains are no longer than pay
-            return drafted(beside, replace(alone, tokens=MOST_DRAFTS if tokens is None else tokens))
-        return longest_paying(beside, alone, tokens)
+            made = drafted(beside, replace(alone, tokens=MOST_DRAFTS if tokens is None else tokens))
+        else:
+            made = longest_paying(beside, alone, tokens)
+        rates[dealing, host_ffn] = made.prediction.decode_tokens_per_s
+        return made
 
     dealing, why_so = dealt_beside(plan.dealing, tried)
-    return found[dealing], why_so
+    handed, why_handed = handed_beside(plan, partial(tried, plan.dealing), rates[dealing, 0])
+    return (found[plan.dealing, handed], why_handed) if handed else (found[dealing, 0], why_so)
 
 
-def _saying(why_so: str, made: Plan, plan: Plan) -> Plan:
-    """``made``, with ``why_so`` where its layers are dealt otherwise than those of ``plan``."""
-    return replace(made, notes=(*made.notes, why_so)) if made.dealing != plan.dealing else made
+def _saying(why_so: str, made: Plan) -> Plan:
+    """``made``, with ``why_so`` where a model drafts."""
+    return replace(made, notes=(*made.notes, why_so)) if why_so and made.decisions.speculation.model is not None else made
 
 
 def longest_paying(plan: Plan, drafter: Speculation, tokens: int | None) -> Plan:
