@@ -75,12 +75,12 @@ class Explanation:
 
 def question_of(plan: Plan) -> Question:
     """What ``plan`` answers, with nothing forced but the expert policy, by which its hits are counted. A model that drafts beside the first
-    of several ranks has what it takes."""
+    of several ranks has what it takes, and the CPU the units that are its own then."""
     experts, drafting, taken = plan.decisions.experts, plan.decisions.speculation, (0, 0)
     force = Force(expert_policy=experts.policy if experts else None)
     if plan.ranks.count > 1 and drafting.model is not None:
         beside = beside_bytes(plan, drafting)
-        taken = beside[Tier.vram], beside[Tier.dram]
+        taken, force = (beside[Tier.vram], beside[Tier.dram]), force.but(host_ffn=plan.decisions.weights.host.ffn)
     return Question(plan.hardware, plan.model, plan.workload, force, plan.ranks.count, plan.ranks.layers, plan.ranks.share, taken)
 
 

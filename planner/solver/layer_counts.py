@@ -23,7 +23,8 @@ def with_counts(question: Question) -> Question:
     of a kind have as many layers, but for one. What has layers already is the first guess, and single ones are moved. Costs a solve a kind
     of rank for each try: some 20 tries of two kinds.
     """
-    if not question.is_unlike or question.hardware.gpu is None or not (question.hardware.others or any(question.taken)):
+    beside = any(question.taken) and not question.force.host_ffn and question.hardware.gpu is not None
+    if question.ranks == 1 or not (question.hardware.others or beside):
         return question
     best = question if question.layers else replace(question, layers=_ending_together(question))
     known = {best.layers: _seconds(best)}

@@ -48,8 +48,10 @@ def rank_terms(
 
 
 def predict_each(terms: Sequence[Terms]) -> tuple[Prediction, ...]:
-    """Of each rank, as if all were like it. All wait while the first one's model drafts. Ranks wait for whole experts of their own layers in
-    turn, so their waits add up. Of ranks that have l of the L layers that route, a phase lasts as long as the slowest link or drive, or as
+    """Of each rank, as if all were like it. All wait while the first one's model drafts.
+
+    Ranks wait for whole experts of their own layers in turn, so their waits add up. Of ranks that have l of the L layers that route, a
+    phase lasts as long as the slowest link or drive, or as
 
         sum over ranks of l / L * seconds
     """
