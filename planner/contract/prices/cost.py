@@ -234,8 +234,8 @@ def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
     placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
-    idle = Price({Resource.h2d: -min(idle_s, ahead.h2d_s)})
-    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, step + idle)
+    waited = step + Price({Resource.h2d: -min(idle_s, ahead.h2d_s)}) if idle_s else step
+    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, waited)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
     copied = min(missed.dram, missed.vram) + moved.missed.copied * missed.from_dram
     expert_bytes, visited = 0, 1.0
