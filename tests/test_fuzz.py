@@ -13,7 +13,7 @@ import pytest
 from bench import fuzz
 from penstock.planner.common.errors import UserError
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 """Of CPU, over all kinds."""
 
 

@@ -207,7 +207,7 @@ def test_the_program_equals_brute_force_without_a_gpu(data):
     assert found.best_s == pytest.approx(brute_force(hardware, m, w, found.decisions), rel=1e-5)
 
 
-@settings(max_examples=8, deadline=None, derandomize=True, phases=PHASES)
+@settings(max_examples=5, deadline=None, derandomize=True, phases=PHASES)
 @given(st.data())
 def test_spilled_kv_is_no_slower_than_brute_force_over_pages(data):
     m = data.draw(models(2, 2))

@@ -57,11 +57,9 @@ def step_s(plan: Plan, routers: DrawnRouters | None = None) -> float:
         ("rtx4090", "mixtral8x7b", 1),
         ("h200", "glm-4.5-air", 1),
         ("rtx4090", "qwen3-30b-a3b", 1),
-        ("rtx4090", "qwen3-30b-a3b", 4),
         ("rtx4090", "mixtral8x7b", 4),
         ("rtx5080", "mixtral8x7b", 2),
         ("rtx5080", "mixtral8x7b", 16),
-        ("h200", "glm-4.5-air", 2),
     ],
 )
 def test_steps_are_promised_as_they_are_simulated(hardware: str, model: str, rows: int, host: str) -> None:

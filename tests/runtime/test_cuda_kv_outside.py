@@ -59,7 +59,6 @@ def split(checkpoint: Path, in_vram: int, dram_pages: int = 60) -> Plan:
     [
         pytest.param("half in DRAM", PROMPTS, id="half in DRAM, three"),
         pytest.param("all in DRAM", PROMPTS[:1], id="all in DRAM, one"),
-        pytest.param("one in DRAM", PROMPTS, id="one in DRAM, three"),
     ],
 )
 def test_what_is_restored_into_dram_goes_on_as_if_it_had_been_computed(

@@ -88,8 +88,7 @@ def generated(plan: Plan, checkpoint: Path, card: Card) -> tuple[Generation, dic
         return found[0], {**session.engine.facts(), "stages": session.engine.stage_totals()}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "family"), [*((case, "llama") for case in CASES), ("some beside FFNs", "gemma2")])
 def test_a_step_with_blocks_of_the_cpu_says_what_the_card_alone_says(
     case: str, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

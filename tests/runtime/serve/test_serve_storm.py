@@ -16,7 +16,7 @@ from bench.smuggled import said_to, smuggling
 
 CLEAR = 1e-4
 """Between two logprobs in float32."""
-REQUESTS, CLIENTS = 120, 12
+REQUESTS, CLIENTS = 84, 12
 
 
 def _settled(pids: Sequence[int], most: Sequence[int] = (), within_s: float = 20.0) -> list[int]:
