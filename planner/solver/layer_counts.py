@@ -46,10 +46,10 @@ def slowest(question: Question) -> Optimum | None:
         return optimum(question)
     found: dict[object, Optimum | None] = {}
     for rank in range(question.ranks):
-        own = question.of_rank(rank)
-        kind = own.model.units, own.hardware.dram_bytes, own.hardware.vram_bytes, own.hardware.devices if question.hardware.others else None
+        asked = question.of_rank(rank)
+        kind = question.kind_of(asked)
         if kind not in found:
-            found[kind] = optimum(own)
+            found[kind] = optimum(asked)
     return None if None in found.values() else max((one for one in found.values() if one is not None), key=lambda one: one.total_s)
 
 

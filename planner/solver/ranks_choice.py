@@ -88,8 +88,7 @@ def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
     decided: dict[int, Decisions] = {}
     for rank in sorted(range(q.ranks), key=lambda rank: rank != leader):
         asked = q.of_rank(rank)
-        own = asked.hardware
-        kind = asked.model.units, own.dram_bytes, own.vram_bytes, own.devices if q.hardware.others else None
+        kind = q.kind_of(asked)
         if kind not in found:
             force = q.force if rank == 0 else q.force.without("embedding")
             if decided:

@@ -63,8 +63,8 @@ def open_cuda(budget: Budget, device: torch.device) -> CudaDevice | None:
 
 def take_planned(budget: Budget, device: torch.device) -> None:
     """Make torch's allocator ask the driver now for all VRAM of the plan, and for :data:`SPARE` besides where budget and card have it. A
-    later request to the driver would wait for every copy in flight: prompts of plans with room in their budget asked for 75 MB more, in
-    three to five requests, and took 0.04 to 0.4 s longer for it (docs/log.md, 2026-11-27)."""
+    later request to the driver would wait for every copy in flight. First prompts of plans with room in their budget asked for 75 MB more,
+    in three to five requests, and took 0.04 to 0.4 s longer than later ones: for that, it is inferred (docs/log.md, 2026-11-27)."""
     if device.type != "cuda" or budget.gpu is None:
         return
     context, reserved = max(budget.context_bytes, context_bytes(device) or 0), torch.cuda.memory_reserved(device)

@@ -44,7 +44,6 @@ def copy(layers: int = 24, attn: int = 11 * MB, ffn: int = 33 * MB) -> Speculati
 
 CASES: dict[str, tuple[HardwareProfile, int, Workload, Speculation]] = {
     "two ranks that stream": (host(vram=1800 * MB, **CARDS), 2, work(), copy()),
-    "four ranks of three rows": (host(vram=1750 * MB, **CARDS), 4, work(batch=3, requests=3), copy()),
     "the others have room": (host(vram=2400 * MB, **CARDS), 2, work(), copy()),
     "recorded": (host(vram=1800 * MB, **WORDS), 3, work(), copy()),
     "a server": (host(vram=1800 * MB, **CARDS), 2, work(batch=3, clients=4, requests=8), copy()),

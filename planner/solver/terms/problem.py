@@ -66,6 +66,11 @@ class Question:
             hardware = hardware.less(*self.taken)
         return replace(self, hardware=hardware, model=model_of_rank(self.model, self.dealing, rank), ranks=1, layers=(), taken=(0, 0))
 
+    def kind_of(self, asked: Question) -> object:
+        """Of ``asked``, the question of one of its ranks: ranks of a kind have one answer."""
+        own = asked.hardware
+        return asked.model.units, own.dram_bytes, own.vram_bytes, own.devices if self.hardware.others else None
+
     def on(self, hardware: HardwareProfile) -> Question:
         """The same on another machine."""
         return replace(self, hardware=hardware)

@@ -177,7 +177,7 @@ static void fixed_of(const float *values, uint16_t *words, float *sums, float *s
                 const int32_t size = bits_of[i] & 0x7fffffff;
                 largest = size > largest ? size : largest;
             }
-            /* of nothing but zeros any step serves: the smallest, times a scale, would be subnormal, which takes the CPU ten times as long */
+            /* of nothing but zeros any step serves: the smallest, times a scale, would be subnormal, and the CPU half as fast */
             const int32_t found = largest >> 23, exponent = !largest ? 127 : found < SMALL_EXPONENT ? SMALL_EXPONENT : found;
             const float step = as_float((uint32_t)(exponent - FIXED_BITS) << 23);
             const float inverse = as_float((uint32_t)(2 * 127 + FIXED_BITS - exponent) << 23);
