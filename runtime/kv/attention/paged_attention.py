@@ -25,6 +25,7 @@ from penstock.runtime.kv.batch.kv_windows import first_seen, kinds, windows
 from penstock.runtime.kv.batch.page_spans import spans
 from penstock.runtime.kv.batch.rows_alone import keeps_its_own
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
+from penstock.runtime.model.fused.direct import ATTENDS
 from penstock.runtime.model.rows import Step
 
 NAME = "penstock_rows"
@@ -128,6 +129,7 @@ class PagedAttention:
         for module in model.modules():
             if hasattr(module, "layer_idx"):
                 setattr(module, _RUNNER, self)
+                setattr(module, ATTENDS, run_attention)
 
     def begin_pass(self, step: Step, put: Put) -> None:
         """``step`` comes next; ``put`` brings numbers to the device."""

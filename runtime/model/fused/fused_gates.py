@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
+from penstock.runtime.model.fused.direct import product
 from penstock.runtime.model.fused.known_code import computes_as
 
 _MLP = """
@@ -30,8 +31,9 @@ class FusedGates:
 
 
 def _gated(mlp: Any, x: torch.Tensor) -> torch.Tensor:
-    gate, up, made = mlp.gate_proj(x), mlp.up_proj(x), None
+    children, made = mlp._modules, None
+    gate, up = product(children["gate_proj"], x), product(children["up_proj"], x)
     kernels = layer_kernels(x.device)
     if kernels is not None:
         made = kernels.gate(gate, up)
-    return mlp.down_proj(mlp.act_fn(gate) * up if made is None else made)
+    return product(children["down_proj"], mlp.act_fn(gate) * up if made is None else made)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from penstock.planner.common.outside.cache_name import NEW, OLD
 from penstock.runtime.formats.kernels.on_card import layer_kernels
 from penstock.runtime.formats.stored_linear import StoredLinear
+from penstock.runtime.model.fused.direct import called
 from penstock.runtime.model.fused.known_code import computes_as
 
 _NORM = """
@@ -70,7 +71,7 @@ def _normed(norm: Any, exact: bool, hidden_states: torch.Tensor, more: torch.Ten
     """The norm of ``hidden_states``; with ``more``, the pair of their sum and its norm."""
     kernels, made = layer_kernels(hidden_states.device), None
     if kernels is not None:
-        made = kernels.norm(hidden_states, more, norm.weight, norm.variance_epsilon, exact)
+        made = kernels.norm(hidden_states, more, norm._parameters["weight"], norm.variance_epsilon, exact)
     if made is None:
         total = hidden_states if more is None else hidden_states + more
         made = total, type(norm).forward(norm, total)
@@ -79,6 +80,7 @@ def _normed(norm: Any, exact: bool, hidden_states: torch.Tensor, more: torch.Ten
 
 def _layer(layer: Any, hidden_states: torch.Tensor, **given: Any) -> torch.Tensor:
     """What a decoder layer computes, the sum behind attention within the norm that follows."""
-    attended, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **given)
-    residual, hidden = layer.post_attention_layernorm(hidden_states, attended)
-    return residual + layer.mlp(hidden)
+    children = layer._modules
+    attended, _ = called(children["self_attn"], hidden_states=called(children["input_layernorm"], hidden_states), **given)
+    residual, hidden = called(children["post_attention_layernorm"], hidden_states, attended)
+    return residual + called(children["mlp"], hidden)

@@ -12,9 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.runtime.formats.kernels.on_card import layer_kernels
-from penstock.runtime.model.fused.known_code import reads_as, undecorated
+from penstock.runtime.model.fused.direct import Attending, Bare
+from penstock.runtime.model.fused.known_code import children_called, reads_as, undecorated
 
 _NAME = "apply_rotary_pos_emb"
+_FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"
 _ROTARY = """
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     cos = cos.unsqueeze(unsqueeze_dim)
@@ -33,7 +35,8 @@ Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class FusedRotary:
-    """For attention whose module rotates as Llama's does. The attention's own code runs on, with another function in that one's place."""
+    """For attention whose module rotates as Llama's does. The attention's own code runs on, with another function in that one's place; where
+    it does nothing with its children but call them, without what torch does around each of these calls."""
 
     def convert(self, model: PreTrainedModel) -> None:
         for module in model.modules():
@@ -43,9 +46,18 @@ class FusedRotary:
             if own is None or half is None or taken or _NAME not in forward.__code__.co_names:
                 continue
             if forward.__closure__ is None and reads_as(own, _ROTARY) and reads_as(half, _HALF):
-                other = FunctionType(forward.__code__, {**forward.__globals__, _NAME: partial(_rotated, own)}, forward.__name__)
-                other.__defaults__, other.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
-                module.forward = partial(other, module)
+                module.forward = _other(module, forward, {_NAME: partial(_rotated, own)})
+
+
+def _other(module: Any, forward: FunctionType, functions: dict[str, Any]) -> Callable[..., Any]:
+    """``forward`` of ``module``, with other ``functions`` by their names."""
+    called, runs = children_called(forward), module
+    if called is not None and called >= module._modules.keys():
+        functions |= {_FUNCTIONS: Attending(forward.__globals__[_FUNCTIONS], module)}
+        runs = Bare(module)
+    other = FunctionType(forward.__code__, {**forward.__globals__, **functions}, forward.__name__)
+    other.__defaults__, other.__kwdefaults__ = forward.__defaults__, forward.__kwdefaults__
+    return partial(other, runs)
 
 
 def _rotated(own: Rotary, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *more: Any, **named: Any) -> Any:

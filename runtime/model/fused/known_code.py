@@ -45,6 +45,40 @@ def given_alike(function: Callable[..., Any], names: tuple[str, ...]) -> bool:
     return sorted(name for name, _ in given) == sorted(names) and len(inputs) == 1 and "" not in inputs and not inputs & stored
 
 
+@cache
+def children_called(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Of its object ``function`` reads attributes, never sets them, and hands it on to `transformers`' function of attention alone -> the
+    names of those attributes that it does nothing with but call them, with one argument. None where it does more, or has no source."""
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    inside = {id(child): node for node in ast.walk(code) for child in ast.iter_child_nodes(node)}
+    found, other, handed = set[str](), set[str](), list[str]()
+    for node in ast.walk(code):
+        if not isinstance(node, ast.Name) or node.id != "self":
+            continue
+        use = inside[id(node)]
+        if isinstance(use, ast.Attribute) and isinstance(use.ctx, ast.Load):
+            call = inside[id(use)]
+            alone = isinstance(call, ast.Call) and call.func is use and len(call.args) == 1 and not call.keywords
+            (found if alone and not isinstance(call.args[0], ast.Starred) else other).add(use.attr)  # type: ignore[attr-defined]
+        elif isinstance(use, ast.Call) and isinstance(use.func, ast.Name) and use.args[0] is node:
+            handed.append(use.func.id)
+        else:
+            return None
+    asked = [node for node in ast.walk(code) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and _asks(node.value)]
+    named = [node.attr for node in ast.walk(code) if isinstance(node, ast.Attribute)].count("_attn_implementation")
+    if len(asked) != 1 or named != 1 or handed != [ast.unparse(asked[0].targets[0] if isinstance(asked[0], ast.Assign) else asked[0].target)]:
+        return None
+    return frozenset(found - other)
+
+
+def _asks(value: ast.expr) -> bool:
+    """Whether it asks which function of attention there is, as the object's config names it."""
+    return ast.unparse(value).startswith("ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, ")
+
+
 def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function`` behind decorators of `transformers` that give old names of arguments their new ones, and nothing else."""
     while getattr(function, "__globals__", {}).get("__name__") == _RENAMES and hasattr(function, "__wrapped__"):
