@@ -52,6 +52,11 @@ class Ledger:
         self.dropped = 0
         """Spans that were not kept, because there were too many."""
 
+    @property
+    def keeps_spans(self) -> bool:
+        """Whether a timeline is asked for."""
+        return self._keep
+
     def add(self, stage: str, name: object, start: float, end: float, nbytes: int = 0, track: str | None = None) -> None:
         """Record work of ``stage`` between two host times, on a ``track`` of its own where several do it at once. ``name`` is asked for its
         ``str`` where spans are kept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.store.base import TensorLayout
 
+_NOTHING: Mapping[str, nn.Parameter] = {}
 MOST_UNBOOKED = 256
 """Units whose kernels wait to be booked: to book many at once takes the host a fraction of what it takes to book each with cold caches."""
 
@@ -97,11 +99,22 @@ class _Timed(NamedTuple):
     end: Event
 
 
+@dataclass(slots=True)
+class _Inside:
+    """A unit that is entered: its copy, or what was waited for since."""
+
+    unit: Unit
+    arrival: Event | None
+    streamed: bool
+
+
 class RingStream:
     """Three tiers: a streamed unit's parameters are views of its ring slot; a resident unit's were bound for good.
 
-    An event behind each unit's kernels times them; nobody waits for it. Time between two units, if nothing is waited for, counts as compute
-    of the second: norms, residuals, and a device that has run dry because the host launches slowly.
+    An event behind a unit's kernels times them; nobody waits for it. Time between two units, if nothing is waited for, counts as compute
+    of the second: norms, residuals, and a device that has run dry because the host launches slowly. Of resident units beside each other the
+    last one alone has an event, and counts for all: the driver takes the host longer for one than Python for a unit. Where spans are
+    kept each has its own.
     """
 
     def __init__(self, ring: VramRing, dram: DramTier, layouts: Mapping[Unit, Sequence[TensorLayout]], device: CopyDevice, ledger: Ledger):
@@ -111,8 +124,11 @@ class RingStream:
         self._device = device
         self._ledger = ledger
         self._views: dict[tuple[Unit, int], dict[str, nn.Parameter]] = {}
-        self._arrivals: dict[Unit, Event | None] = {}
-        """Of the units that are entered: the copy that each waited for."""
+        self._inside: deque[_Inside] = deque()
+        """The units that are entered, in their order."""
+        self._each = ledger.keeps_spans
+        self._behind: _Inside | None = None
+        """The resident unit that was left last, while it has no event."""
         self._left = Unit("head", 0)
         """The unit that was left last."""
         self._between: Event | None = None
@@ -124,19 +140,30 @@ class RingStream:
 
     def begin_pass(self) -> None:
         self._begun_at = self._ledger.now()
-        self._arrivals.clear()
+        self._inside.clear()
+        self._behind = None
         self._ring.begin_pass()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
-        views: dict[str, nn.Parameter] = {}
-        self._arrivals[unit], self._between = self._between, None
-        if unit in self._layouts:
-            _, buffer = self._ring.enter(unit)
-            self._arrivals[unit] = self._ring.entered_after or self._arrivals[unit]
-            key = unit, buffer.data_ptr()
-            found = self._views.get(key)
-            views = self._views[key] = parameters(self._layouts[unit], buffer) if found is None else found
+        if unit not in self._layouts:
+            self._inside.append(_Inside(unit, self._between, False))
+            self._between = None
+            return _NOTHING
+        self._mark()
+        _, buffer = self._ring.enter(unit)
+        self._inside.append(_Inside(unit, self._ring.entered_after or self._between, True))
+        self._between = None
+        key = unit, buffer.data_ptr()
+        views = self._views.get(key)
+        if views is None:
+            views = self._views[key] = parameters(self._layouts[unit], buffer)
         return views
+
+    def _mark(self) -> None:
+        """What is waited for next is not waited for by the resident units before it."""
+        if self._behind is not None:
+            behind, self._behind = self._behind, None
+            self._timing.append(_Timed(behind.unit, self._begun_at, behind.arrival, self._device.compute_event()))
 
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
@@ -149,31 +176,34 @@ class RingStream:
 
     def _pause(self, point: Callable[[], Event]) -> None:
         if not self._paused:
-            self._paused, inside = True, next(reversed(self._arrivals), None)
-            arrival = None if inside is None else self._arrivals[inside]
-            self._timing.append(_Timed(inside or self._left, self._begun_at, arrival, point()))
+            self._paused, self._behind = True, None  # which this one's point is behind
+            unit, arrival = (self._left, None) if not self._inside else (self._inside[-1].unit, self._inside[-1].arrival)
+            self._timing.append(_Timed(unit, self._begun_at, arrival, point()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """Where it was paused: what is computed from now on waits for ``arrival``."""
         if self._paused:
-            self._paused, inside = False, next(reversed(self._arrivals), None)
-            if inside is None:
-                self._between = arrival
+            self._paused = False
+            if self._inside:
+                self._inside[-1].arrival = arrival
             else:
-                self._arrivals[inside] = arrival
+                self._between = arrival
 
     def leave(self, unit: Unit) -> None:
-        end = self._device.compute_event()
-        if unit in self._layouts:
+        inside, self._left = self._inside.popleft(), unit
+        if not inside.streamed and inside.arrival is None and not self._each:
+            self._behind = inside
+            return
+        self._behind, end = None, self._device.compute_event()
+        if inside.streamed:
             self._ring.leave(unit, end)
-        self._timing.append(_Timed(unit, self._begun_at, self._arrivals.pop(unit), end))
-        self._left = unit
+        self._timing.append(_Timed(unit, self._begun_at, inside.arrival, end))
         if len(self._timing) >= MOST_UNBOOKED:
             self.settle()
 
     def end_pass(self) -> None:
         """What comes behind the last unit: a head that lies on the device."""
-        self._left, between, self._between = Unit("head", 0), self._between, None
+        self._left, between, self._between, self._behind = Unit("head", 0), self._between, None, None
         self._timing.append(_Timed(self._left, self._begun_at, between, self._device.compute_event()))
         self.settle()
 

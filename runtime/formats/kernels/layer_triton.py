@@ -16,6 +16,7 @@ from penstock.runtime.formats.kernels.launching import Launcher
 _WIDTH = 1024
 _MOST_COLUMNS = 16384
 """That a norm sums in one program."""
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @triton.jit
@@ -115,9 +116,9 @@ class LayerKernels:
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The root mean square norm of ``x`` [..., columns], to which ``more`` is added first -> the sum, and its norm. None for what is
         not contiguous or of another dtype. ``exact``: torch sums the squares, and each bit is torch's, for 4 bytes an element besides."""
-        if not _plain(x, more, weight) or weight.numel() != x.shape[-1] or weight.numel() > _MOST_COLUMNS:
-            return None
         columns = weight.numel()
+        if columns != x.shape[-1] or columns > _MOST_COLUMNS or not _plain(x, more, weight):
+            return None
         rows, out, added = x.numel() // columns, torch.empty_like(x), x if more is None else torch.empty_like(x)
         other, add = x if more is None else more, more is not None
         if not exact:
@@ -125,7 +126,7 @@ class LayerKernels:
             warps = max(1, min(16, wide // 512))
             self._norm((rows,), x, other, weight, added, out, columns, eps, ADD=add, WIDE=wide, num_warps=warps)
             return added, out
-        blocks, squares = triton.cdiv(columns, _WIDTH), torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        blocks, squares = triton.cdiv(columns, _WIDTH), torch.empty_like(x, dtype=torch.float32)
         self._squares((rows, blocks), x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
         self._scale((rows, blocks), added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
         return added, out
@@ -144,20 +145,24 @@ class LayerKernels:
         """Rotary positions of queries and keys [1, heads, tokens, dim] by ``cos`` and ``sin`` [1, tokens, dim]; None for other shapes."""
         (rows, heads, tokens, dim), key_heads = query.shape, key.shape[1]
         alike = rows == 1 and key.shape == (1, key_heads, tokens, dim) and cos.shape == sin.shape == (1, tokens, dim) and dim % 2 == 0
-        if not alike or query.dtype != key.dtype or not _plain(cos, sin, like=query) or query.stride(3) != 1 or key.stride(3) != 1:
+        (_, q_head, q_token, q_last), (_, k_head, k_token, k_last) = query.stride(), key.stride()
+        same = query.dtype == key.dtype == cos.dtype and query.device == cos.device
+        if not alike or not same or not _plain(cos, sin) or q_last != 1 or k_last != 1:
             return None
-        made = [torch.empty(1, tokens, one.shape[1], dim, dtype=one.dtype, device=one.device) for one in (query, key)]
-        half = dim // 2
+        made, half = (query.new_empty(1, tokens, heads, dim), key.new_empty(1, tokens, key_heads, dim)), dim // 2
         self._rotate((tokens, heads + key_heads),
-            query, key, cos, sin, *made, heads, key_heads, query.stride(2), query.stride(1), key.stride(2), key.stride(1),
+            query, key, cos, sin, *made, heads, key_heads, q_token, q_head, k_token, k_head,
             HALF=half, WIDE=triton.next_power_of_2(half), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         return made[0].transpose(1, 2), made[1].transpose(1, 2)
 
 
-def _plain(*given: torch.Tensor | None, like: torch.Tensor | None = None) -> bool:
-    """Whether all are contiguous, in one dtype of 16 bits, on one device."""
-    there = [one for one in given if one is not None]
-    first = there[0] if like is None else like
-    alike = all(one.dtype == first.dtype and one.device == first.device and one.is_contiguous() for one in there)
-    return alike and first.dtype in (torch.bfloat16, torch.float16) and all(one.numel() > 0 for one in there)
+def _plain(first: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether all are contiguous, in one dtype of 16 bits, on one device; as many questions as there must be, at each launch."""
+    dtype, device = first.dtype, first.device
+    if dtype not in _HALVES or not first.is_contiguous() or not first.numel():
+        return False
+    for one in others:
+        if one is not None and (one.dtype is not dtype or one.device != device or not one.is_contiguous() or not one.numel()):
+            return False
+    return True

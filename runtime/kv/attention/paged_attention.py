@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from penstock.planner.common.errors import UserError
+from penstock.runtime.kv.attention.behind_others import BehindOthers
 from penstock.runtime.kv.attention.layer_views import LayerViews, seen, write
 from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put, Traits, slots_of
 from penstock.runtime.kv.attention.row_groups import Loose, Rect, groups_of, packed
@@ -57,6 +57,8 @@ class RowPlaces:
     tabled: Sequence[Loose] = ()
     """Rows that a kernel computes over ``tables``."""
     tables: PageTables | None = None
+    behind: BehindOthers = field(default_factory=BehindOthers)
+    """What attends with several tokens behind others, on a card."""
 
 
 def run_attention(
@@ -145,7 +147,7 @@ class PagedAttention:
 
     def turn_to(self, rows: RowPlaces) -> None:
         """Layers attend with ``rows`` from now on."""
-        self._masks.clear()
+        self._masks.clear()  # a prompt's are large: of one part at a time
         self._rows = rows
 
     def begin_tables(self, tables: PageTables, slots: torch.Tensor) -> None:
@@ -228,10 +230,10 @@ class PagedAttention:
         """A group's queries [1, heads, tokens, dim] -> [1, tokens, heads, dim]."""
         rect, (keys, values) = (group, held) if isinstance(group, Rect) else self._gathered(group, held)
         first = first_seen(rect.start, self._windows[layer])
-        queries = query.view(query.shape[1], rect.rows, rect.tokens, query.shape[3]).transpose(0, 1)
+        queries = query if rect.rows == 1 else query.view(query.shape[1], rect.rows, rect.tokens, query.shape[3]).transpose(0, 1)
         mask = self._mask(asked, rect, first, query.shape[3])
         out = self._alone(module, queries, seen(keys, rect, first), seen(values, rect, first), mask, more)
-        return out.reshape(1, rect.rows * rect.tokens, *out.shape[2:])
+        return out if rect.rows == 1 else out.reshape(1, rect.rows * rect.tokens, *out.shape[2:])
 
     def _alone(
         self,
@@ -246,11 +248,10 @@ class PagedAttention:
         FlashAttention: of several tokens behind others, too, where `transformers` would take a kernel that knows nothing of causality."""
         tokens, keys = query.shape[2], key.shape[2]
         if self._flash and query.shape[3] <= _MOST_FLASH_DIM and mask is None and more.get("position_bias") is None:
-            behind, grouped = 1 < tokens < keys, query.shape[1] != key.shape[1]
-            bias, causal = causal_lower_right(tokens, keys) if behind else None, 1 < tokens == keys
-            scale = more.get("scaling")
-            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, is_causal=causal, scale=scale, enable_gqa=grouped)
-            return out.transpose(1, 2)
+            scale, causal, grouped = more.get("scaling"), 1 < tokens == keys, query.shape[1] != key.shape[1]
+            if 1 < tokens < keys:
+                return self._rows.behind.attend(query, key, value, scale).transpose(1, 2)
+            return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale, enable_gqa=grouped).transpose(1, 2)
         return self._own(module)(module, query, key, value, mask, **more)[0]
 
     def _own(self, module: nn.Module) -> Attention:
