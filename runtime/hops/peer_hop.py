@@ -11,6 +11,8 @@ Both go by streams of their own beside the one that computes. Counts are of 32 b
 
 from __future__ import annotations
 
+import ctypes
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,11 +39,8 @@ class Lane(Protocol):
     def write_word(self, address: int, value: int) -> None:
         """Behind all that it was given so far."""
 
-    def keep(self, tensor: torch.Tensor) -> None:
-        """Its memory is nobody else's until all is done that this lane was given so far."""
-
     def mark(self) -> Callable[[], None]:
-        """What is returned has computing wait for all that this lane was given before the mark."""
+        """What is returned has computing wait for all that this lane was given before the mark; to be called once."""
 
     def settle(self) -> None:
         """Return when all that it was given is done."""
@@ -71,6 +70,9 @@ class Outgoing:
         self._channel, self.lane, self._meter = channel, lane, meter
         self.pieces = 0
         """That were given to the lane."""
+        self._gone = ctypes.c_uint32.from_address(channel.sent)
+        self._kept: deque[tuple[int, torch.Tensor]] = deque()
+        """Hidden states whose memory is nobody else's yet, each with the pieces that are gone once it is."""
 
     def rehearse(self, source: int) -> None:
         """All that a hop takes of the driver, before the first one: a byte from address ``source``, and words as they are. RuntimeError
@@ -83,13 +85,26 @@ class Outgoing:
     def send(self, hidden: torch.Tensor) -> None:
         channel, lane, hidden = self._channel, self.lane, hidden.contiguous()
         lane.follow()
+        source = hidden.data_ptr()
         for begin, nbytes in channel.pieces(hidden.nbytes):
             lane.wait_word(channel.taken, (self.pieces + 1 - len(channel.slots)) % ROUND)
-            lane.copy(channel.slots[self.pieces % len(channel.slots)], hidden.data_ptr() + begin, nbytes)
+            lane.copy(channel.slots[self.pieces % len(channel.slots)], source + begin, nbytes)
             self.pieces += 1
             lane.write_word(channel.sent, self.pieces % ROUND)
-        lane.keep(hidden)
+        self._keep(hidden)
         self._meter.sent_bytes += hidden.nbytes
+
+    def _keep(self, hidden: torch.Tensor) -> None:
+        """The word says without the driver which pieces are gone."""
+        self._kept.append((self.pieces, hidden))
+        gone = self._gone.value
+        while self._kept and (gone - self._kept[0][0]) % ROUND < ROUND // 2:
+            self._kept.popleft()
+
+    def settle(self) -> None:
+        """Return when all that was sent is gone."""
+        self.lane.settle()
+        self._kept.clear()
 
 
 class Incoming:

@@ -105,7 +105,7 @@ class PeerWays:
     def settle(self) -> None:
         """Return when all that was sent has gone."""
         for each in self._outgoing.values():
-            each.lane.settle()
+            each.settle()
 
     def let_go(self) -> None:
         """Others are gone: have this rank's card go on, whatever it waits for, until :meth:`close`. What comes means nothing."""

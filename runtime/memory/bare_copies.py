@@ -78,13 +78,19 @@ class BareEvent:
             self.event.record(stream)
             self._handle = self.event.cuda_event
         else:
-            record = _function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)
-            _check("cuEventRecord", record(self._handle, stream.cuda_stream))
+            self.record_again(stream.cuda_stream)
+
+    def record_again(self, stream: int) -> None:
+        """On a stream by its handle of the driver's, where it was recorded before."""
+        _check("cuEventRecord", _record()(self._handle, stream))
 
     def wait(self, stream: Any) -> None:
         """What ``stream`` is given from now on begins after it."""
-        wait = _function("cuStreamWaitEvent", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
-        _check("cuStreamWaitEvent", wait(stream.cuda_stream, self._handle, 0))
+        self.hold(stream.cuda_stream)
+
+    def hold(self, stream: int) -> None:
+        """The same of a stream by its handle of the driver's."""
+        _check("cuStreamWaitEvent", _wait()(stream, self._handle, 0))
 
     def synchronize(self) -> None:
         self.event.synchronize()
@@ -117,15 +123,33 @@ def unmade_stream(stream: int) -> None:
 def wait_for_value(stream: int, address: int, value: int) -> None:
     """What ``stream`` is given from now on begins once the 32 bits at ``address``, page-locked, are ``value`` or more. RuntimeError where
     the driver refuses."""
-    wait = _function("cuStreamWaitValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-    _check("cuStreamWaitValue32", wait(stream, address, value, _AT_LEAST))
+    _check("cuStreamWaitValue32", _wait_value()(stream, address, value, _AT_LEAST))
 
 
 def write_value(stream: int, address: int, value: int) -> None:
     """The 32 bits at ``address``, page-locked, become ``value`` behind all that ``stream`` was given, which everybody sees by then.
     RuntimeError where the driver refuses."""
-    write = _function("cuStreamWriteValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
-    _check("cuStreamWriteValue32", write(stream, address, value, 0))
+    _check("cuStreamWriteValue32", _write_value()(stream, address, value, 0))
+
+
+@cache
+def _record() -> Any:
+    return _function("cuEventRecord", ctypes.c_void_p, ctypes.c_void_p)
+
+
+@cache
+def _wait() -> Any:
+    return _function("cuStreamWaitEvent", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+
+
+@cache
+def _wait_value() -> Any:
+    return _function("cuStreamWaitValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+
+
+@cache
+def _write_value() -> Any:
+    return _function("cuStreamWriteValue32_v2", ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
 
 
 @cache

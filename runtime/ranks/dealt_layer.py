@@ -41,21 +41,18 @@ class DealtLayer:
         self._ways, self._parts, self._before, self._behind = ways, parts, before, behind
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        parts, tokens = self._parts(), hidden.shape[1]
+        hidden = args[0] if args else kwargs.pop("hidden_states")
+        parts, rest, tokens = self._parts(), args[1:], hidden.shape[1]
         bounds = [(0, tokens)] if parts is None else parts.bounds
+        given = [(rest, kwargs)] if parts is None else parts.given(rest, kwargs, tokens)
         turns = iter([None]) if parts is None else parts.turns()
-        made, every = [], {name: value for name, value in kwargs.items() if name != "hidden_states"}
-        for (first, end), own, _ in zip(bounds, self._inputs(hidden, bounds), turns, strict=True):
-            rest, named = args[1:], every
-            if parts is not None and end - first < tokens:
-                rest = tuple(parts.cut(value, first, end, tokens) for value in rest)
-                named = {name: parts.cut(value, first, end, tokens) for name, value in every.items()}
-            made.append(self.inner(own, *rest, **named))
-            if self._behind is not None:
-                self._ways().behind(self._behind).send(hidden_of(made[-1]))
+        behind, made = None if self._behind is None else self._ways().behind(self._behind), []
+        for own, (others, named), _ in zip(self._inputs(hidden, bounds), given, turns, strict=True):
+            made.append(self.inner(own, *others, **named))
+            if behind is not None:
+                behind.send(hidden_of(made[-1]))
                 made = made[-1:]
-        if self._behind is not None and len(bounds) > 1:
+        if behind is not None and len(bounds) > 1:
             return (hidden, *made[0][1:]) if isinstance(made[0], tuple) else hidden
         return joined(made)
 

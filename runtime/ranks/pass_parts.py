@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -32,31 +34,30 @@ class PassParts:
         self._tokens, self._attention, self._pool, self._units, self._put = tokens, attention, pool, units, put
         self._step = Step(())
         self._parts: list[tuple[Step, RowPlaces]] = []
-        self._cut: dict[tuple[int, int], tuple[Any, Any]] = {}
-        """What all layers of a pass are given alike, and its parts: (of which object, first token) -> both."""
+        self.bounds: list[tuple[int, int]] = []
+        """Each part's first token and the one behind its last, in the packed input."""
+        self._given: list[_Given] = []
+        """What layers of a pass were given so far, those that are alike all the same."""
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next, for which attention is ready."""
         self._step, self._parts = step, []
-        self._cut.clear()
+        self._given.clear()
         if self._tokens and step.has_prompt and step.tokens > self._tokens:
             self._parts = [(part, self._attention.places_of(part, self._put)) for part in step.parts(self._tokens)]
+        sizes = [part.tokens for part, _ in self._parts] or [step.tokens]
+        self.bounds = list(pairwise(accumulate(sizes, initial=0)))
 
-    @property
-    def bounds(self) -> list[tuple[int, int]]:
-        """Each part's first token and the one behind its last, in the packed input."""
-        sizes = [part.tokens for part, _ in self._parts] or [self._step.tokens]
-        return list(pairwise(accumulate(sizes, initial=0)))
-
-    def cut(self, value: Any, first: int, end: int, tokens: int) -> Any:
-        """What of ``value`` belongs to the part of tokens ``first`` to ``end`` of ``tokens``. Layers are given the same objects: each
-        is cut once a pass, for a host takes as long for a cut as for a kernel."""
-        if not isinstance(value, torch.Tensor | tuple):
-            return value
-        kept = self._cut.get((id(value), first))
-        if kept is None or kept[0] is not value:
-            kept = self._cut[id(value), first] = value, cut(value, first, end, tokens)
-        return kept[1]
+    def given(self, rest: tuple[Any, ...], named: Mapping[str, Any], tokens: int) -> Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+        """What of a layer's arguments belongs to each part of its ``tokens``. Layers are given the same objects: each is cut once a pass,
+        for a host takes as long for a cut as for a kernel."""
+        for one in self._given:
+            if one.is_of(rest, named):
+                return one.parts
+        bounds = [(first, end, tokens) for first, end in self.bounds]
+        parts = [(_cut(rest, *own), {name: _cut(value, *own) for name, value in named.items()}) for own in bounds]
+        self._given.append(_Given(rest, named, parts if len(parts) > 1 else [(rest, named)]))
+        return self._given[-1].parts
 
     def turns(self) -> Iterator[None]:
         """Of one layer: until it is asked for the next one, each part in turn is what is computed."""
@@ -69,3 +70,21 @@ class PassParts:
             self._units.held = number < len(self._parts)
             yield
         self._pool.begin_pass(self._step)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A layer's arguments beside its hidden states, and those of each part."""
+
+    rest: tuple[Any, ...]
+    named: Mapping[str, Any]
+    parts: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+    def is_of(self, rest: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
+        """Whether these are the very same objects."""
+        alike = len(rest) == len(self.rest) and self.named.keys() == named.keys()
+        return alike and all(map(is_, rest, self.rest)) and all(map(is_, self.named.values(), map(named.__getitem__, self.named)))
+
+
+def _cut(value: Any, first: int, end: int, tokens: int) -> Any:
+    return cut(value, first, end, tokens) if isinstance(value, torch.Tensor | tuple) else value

@@ -116,12 +116,8 @@ OWN_PART = 8
 
 class Cuts(PassParts):
     def __init__(self, parts: int, tokens: int):
-        self._cut, self._sizes = {}, [tokens // parts] * parts
-
-    @property
-    def bounds(self) -> list[tuple[int, int]]:
-        ends = [*accumulate(self._sizes, initial=0)]
-        return list(pairwise(ends))
+        self._given = []
+        self.bounds = list(pairwise(accumulate([tokens // parts] * parts, initial=0)))
 
     def turns(self) -> Iterator[None]:
         yield from (None for _ in self.bounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any
@@ -28,7 +29,6 @@ class PlayedLane:
         self._given: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self.kept: list[torch.Tensor] = []
 
     def _run(self) -> None:
         for each in iter(self._given.get, None):
@@ -52,9 +52,6 @@ class PlayedLane:
 
     def write_word(self, address: int, value: int) -> None:
         self._given.put(lambda: setattr(ctypes.c_uint32.from_address(address), "value", value))
-
-    def keep(self, tensor: torch.Tensor) -> None:
-        self.kept.append(tensor)
 
     def mark(self) -> Callable[[], None]:
         done = threading.Event()
@@ -174,6 +171,34 @@ def test_what_is_sent_comes_in_order(slots: int, slot_bytes: int, sizes: list[in
         arrive()
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
     assert (meter.received, meter.received_bytes) == (len(sizes), sum(sizes))
+
+
+class StillLane(PlayedLane):
+    """Does nothing of what it is given."""
+
+    def wait_word(self, address: int, value: int) -> None: ...
+
+    def copy(self, into: int, source: int, nbytes: int) -> None: ...
+
+    def write_word(self, address: int, value: int) -> None: ...
+
+
+@pytest.mark.parametrize("first", [0, ROUND - 1])
+def test_what_is_sent_is_kept_until_the_word_says_that_it_is_gone(first: int) -> None:
+    words = (ctypes.c_uint32 * 2)(first, first)
+    channel = Channel([0], 8, ctypes.addressof(words), ctypes.addressof(words) + 4)
+    sender = Outgoing(channel, StillLane(), HopMeter())
+    sender.pieces = first
+    alive = []
+    for gone in (0, 0, 1, 2):
+        words[0] = (first + gone) % ROUND
+        hidden = torch.zeros(8, dtype=torch.uint8)
+        alive.append(weakref.ref(hidden))
+        sender.send(hidden)
+        del hidden
+    assert [one() is None for one in alive] == [True, True, False, False]
+    sender.settle()
+    assert all(one() is None for one in alive)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
