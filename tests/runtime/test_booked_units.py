@@ -37,6 +37,40 @@ def made() -> tuple[RingStream, Asked, Ledger]:
     return RingStream(nothing, nothing, {}, device, ledger), device, ledger  # type: ignore[arg-type]
 
 
+class Passing:
+    """A ring through which all that is asked for comes at once."""
+
+    entered_after = None
+
+    def begin_pass(self) -> None: ...
+
+    def enter(self, unit: Unit) -> tuple[int, torch.Tensor]:
+        return 0, torch.zeros(1, dtype=torch.uint8)
+
+    def leave(self, unit: Unit, event: Any) -> None: ...
+
+
+STREAMED: dict[str, tuple[tuple[Unit, ...], int]] = {
+    "none": ((), 1),
+    "the last": ((Unit("ffn", 1),), 3),
+    "the first two": ((Unit("attn", 0), Unit("ffn", 0)), 3),
+}
+
+
+@pytest.mark.parametrize(("streamed", "events"), STREAMED.values(), ids=STREAMED)
+def test_resident_units_beside_each_other_have_one_event_but_in_a_timeline(streamed: tuple[Unit, ...], events: int) -> None:
+    """None is behind a streamed unit, of which nobody could say how long it was waited for."""
+    device, ledger = Asked(), Ledger()
+    stream = RingStream(Passing(), Still(), dict.fromkeys(streamed, ()), device, ledger)  # type: ignore[arg-type]
+    stream.begin_pass()
+    compute(stream, range(2))
+    stream.end_pass()
+    device.finish("compute")
+    assert device.done_on["compute"] == events
+    stream.settle()
+    assert ledger.totals()["compute"].count == events
+
+
 def names(ledger: Ledger) -> list[str]:
     return [span.name for span in ledger.spans]
 

@@ -20,11 +20,12 @@ from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_linear import DECODED, StoredLinear
 from penstock.runtime.formats.stored_parameters import StoredParameter
 from penstock.runtime.model.fused import fused_gates, fused_norms, fused_rotary
+from penstock.runtime.model.fused.direct import ATTENDS, Bare, called, product
 from penstock.runtime.model.fused.fused_gates import FusedGates
 from penstock.runtime.model.fused.fused_norms import FusedNorms
 from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
-from penstock.runtime.model.fused.known_code import given_alike, reads_as, undecorated
+from penstock.runtime.model.fused.known_code import children_called, given_alike, reads_as, undecorated
 
 LAYERS = 2
 IDS = torch.tensor([[5, 9, 31, 7]])
@@ -225,3 +226,79 @@ def test_code_gives_layers_the_same_input_or_not() -> None:
 
     found = {name: given_alike(function, ("q", "k")) for name, function in vars(Given).items() if callable(function)}
     assert found == {"alike": True, "changed": False, "twice": False, "others": False, "more": False}
+
+
+def runs_bare(attention: nn.Module) -> bool:
+    return isinstance(vars(attention)["forward"].args[0], Bare)
+
+
+@pytest.mark.parametrize(("kind", "bare"), [("llama", True), ("qwen3", True), ("gemma2", True), ("mixtral", True), ("cohere", True)])
+@torch.inference_mode()
+def test_an_attentions_code_that_only_calls_its_children_runs_bare(kind: str, bare: bool) -> None:
+    model = tiny(kind)
+    want = model(IDS).logits
+    convert(model)
+    found = [module for module in model.modules() if type(module).__name__.endswith("Attention") and "forward" in vars(module)]
+    assert all(runs_bare(attention) == bare for attention in found)
+    assert torch.equal(model(IDS).logits, want)
+
+
+@torch.inference_mode()
+def test_what_was_hooked_to_a_child_or_put_in_its_place_is_asked() -> None:
+    model, seen = tiny("llama"), list[str]()
+    want = model(IDS).logits
+    convert(model)
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.register_forward_pre_hook(lambda *_: seen.append("before"))
+    attention.k_proj.register_forward_hook(lambda *_: seen.append("behind"))
+    own = attention.v_proj.forward
+    attention.v_proj.forward = lambda x: (seen.append("in place"), own(x))[1]
+    assert torch.equal(model(IDS).logits, want) and seen == ["before", "behind", "in place"]
+    attention.o_proj = nn.Identity()  # as a converter does
+    assert not torch.equal(model(IDS).logits, want)
+
+
+@torch.inference_mode()
+def test_attention_that_was_given_what_it_attends_by_asks_that() -> None:
+    model, asked = tiny("llama"), list[nn.Module]()
+    convert(model)
+    attention = model.model.layers[1].self_attn
+
+    def attend(module: nn.Module, query: torch.Tensor, *_: Any, **more: Any) -> tuple[torch.Tensor, None]:
+        asked.append(module)
+        assert more["scaling"] == attention.scaling
+        return query.transpose(1, 2), None
+
+    setattr(attention, ATTENDS, attend)
+    model(IDS)
+    assert asked == [attention]
+
+
+def test_hooks_change_what_they_change_in_torch() -> None:
+    def hooked(module: nn.Module) -> nn.Module:
+        module.register_forward_pre_hook(lambda _, args: args[0] + 1)
+        module.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+        module.register_forward_hook(lambda _, args, made: made + args[0])
+        module.register_forward_hook(lambda *_: None)
+        return module
+
+    plain, x = nn.Linear(3, 3), torch.ones(1, 3)
+    assert torch.equal(product(plain, x), plain(x))
+    assert torch.equal(called(hooked(plain), x), plain(x)) and torch.equal(product(plain, x), plain(x))
+    plain.register_forward_hook(lambda _, args, given, made: made * 3, with_kwargs=True)
+    assert torch.equal(called(plain, x), plain(x))
+
+
+def test_code_that_does_more_with_its_object_is_known_to_do_so() -> None:
+    model = tiny("llama")
+    forward = undecorated(type(model.model.layers[0].self_attn).forward)
+    assert children_called(forward) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+    def sets(self: Any, x: torch.Tensor) -> torch.Tensor:
+        self.last = self.q_proj(x)
+        return self.last
+
+    def hands_itself_on(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return sets(self, x)
+
+    assert children_called(sets) is None and children_called(hands_itself_on) is None and children_called(len) is None

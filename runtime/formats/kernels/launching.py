@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 
@@ -11,53 +11,54 @@ _LINE = 16
 """What Triton asks of integers and addresses: whether they are multiples of it."""
 _LEAST, _MOST = -(2**31), 2**31 - 1
 """An integer of 32 bits."""
+_KEPT = 4096
+"""Numbers of a kernel whose kinds are kept."""
+Kinds = tuple[Hashable, ...]
 
 
 class Launcher:
     """Keeps what Triton compiled, by all that it compiles for: constants, dtypes, and of each address and integer whether it is a multiple
-    of 16, 1, or beyond 32 bits; of integers that the kernel is not compiled for, the last alone. Which arguments are tensors the first call
-    shows. What is compiled is given their addresses: of a tensor Triton asks the driver whether it lies on the card."""
+    of 16, 1, or beyond 32 bits; of integers that the kernel is not compiled for, the last alone. What is compiled is given addresses: of a
+    tensor Triton asks the driver whether it lies on the card."""
 
     def __init__(self, kernel: Any):
         self._kernel = kernel
         self._names = tuple(kernel.arg_names)
         self._varying = {*(getattr(kernel, "do_not_specialize", None) or ())}
-        self._tensors: tuple[int, ...] | None = None
-        self._numbers: tuple[int, ...] = ()
-        self._ranges: tuple[int, ...] = ()
+        self._tensors: int | None = None
+        """Arguments that are tensors, which come first; None before the first call."""
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+        self._kinds: dict[tuple[float, ...], Kinds] = {}
 
     def __call__(self, blocks: tuple[int, ...], *given: torch.Tensor | float, num_warps: int = 4, **constants: Any) -> None:
-        """``given`` are the kernel's arguments in order, ``constants`` all of its constants, which come last."""
-        if self._tensors is None:
-            self._meet(given)
-        passed: list[Any] = [*given]
-        kinds, lowest = [num_warps, *constants.values()], 0
-        for at in self._tensors or ():
-            one = passed[at]
-            passed[at] = address = one.data_ptr()
+        """``given`` are the kernel's arguments in order, tensors before numbers; ``constants`` all of its constants, which come last."""
+        count = self._tensors
+        if count is None:
+            count = self._tensors = sum(isinstance(one, torch.Tensor) for one in given)
+        tensors, numbers = cast("tuple[torch.Tensor, ...]", given[:count]), cast("tuple[float, ...]", given[count:])
+        addresses, lowest = [one.data_ptr() for one in tensors], 0
+        for address in addresses:
             lowest |= address
-            kinds.append(one.dtype)
-        kinds.append(None if lowest % _LINE == 0 else tuple([passed[at] % _LINE == 0 for at in self._tensors or ()]))
-        for at in self._numbers:
-            one = passed[at]
-            kinds.append((one == 1, one % _LINE == 0, _LEAST <= one <= _MOST))
-        for at in self._ranges:
-            kinds.append(_LEAST <= passed[at] <= _MOST)
-        grid, key = (*blocks, 1, 1)[:3], tuple(kinds)
-        known = self._compiled.get(key)
+        even = lowest % _LINE == 0 or tuple([address % _LINE == 0 for address in addresses])
+        kinds = self._kinds.get(numbers)
+        if kinds is None:
+            kinds = self._kind_of(numbers, count)
+        key = (num_warps, even, kinds, *constants.values(), *[one.dtype for one in tensors])
+        grid, known = (*blocks, 1, 1)[:3], self._compiled.get(key)
         if known is not None:
             compiled, last = known
-            compiled[grid](*passed, *last)
+            compiled[grid](*addresses, *numbers, *last)
             return
         compiled = self._kernel[grid](*given, num_warps=num_warps, **constants)
         if compiled is not None and hasattr(compiled, "packed_metadata"):  # an interpreter compiles nothing
             self._compiled[key] = compiled, tuple(constants[name] for name in self._names[len(given) :])
 
-    def _meet(self, given: Sequence[torch.Tensor | float]) -> None:
-        """Which of the arguments are what."""
-        places = range(len(given))
-        self._tensors = tuple(at for at in places if isinstance(given[at], torch.Tensor))
-        numbers = [at for at in places if at not in self._tensors]
-        self._numbers = tuple(at for at in numbers if self._names[at] not in self._varying)
-        self._ranges = tuple(at for at in numbers if self._names[at] in self._varying)
+    def _kind_of(self, numbers: tuple[float, ...], count: int) -> Kinds:
+        """What is compiled for of ``numbers`` behind ``count`` tensors; most come again and again."""
+        names = self._names[count : count + len(numbers)]
+        each = zip(names, numbers, strict=True)
+        kinds = tuple(_LEAST <= n <= _MOST if name in self._varying else (n == 1, n % _LINE == 0, _LEAST <= n <= _MOST) for name, n in each)
+        if len(self._kinds) >= _KEPT:
+            self._kinds.clear()
+        self._kinds[numbers] = kinds
+        return kinds

@@ -25,12 +25,12 @@ class LayerViews:
 
 def write(states: torch.Tensor, rect: Rect, new: torch.Tensor) -> None:
     """New K or V [1, heads, tokens of all rows, dim] to its places in ``states`` [pool tokens, heads, dim]."""
-    (token, head, dim), size = states.stride(), new.shape
+    token, head, dim = states.stride()
     at = states.storage_offset() + (rect.base + rect.start) * token
     if rect.rows == 1:
-        states.as_strided(size, (0, head, token, dim), at).copy_(new)
+        states.as_strided(new.shape, (0, head, token, dim), at).copy_(new)
         return
-    size = (size[1], rect.rows, rect.tokens, size[3])
+    size = (new.shape[1], rect.rows, rect.tokens, new.shape[3])
     states.as_strided(size, (head, rect.stride * token, token, dim), at).copy_(new.view(size))
 
 

@@ -29,7 +29,6 @@ from penstock.runtime.model.fused.direct import ATTENDS
 from penstock.runtime.model.rows import Step
 
 NAME = "penstock_rows"
-_RUNNER = "penstock_attention"
 _OWN = "penstock_own_attention"
 """Attribute of a model: the implementation that it had."""
 _MOST_FLASH_DIM = 256
@@ -65,7 +64,8 @@ def run_attention(
     module: AttentionModule, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: MaskRequest | None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """What `transformers` calls in place of a function of its own: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""
-    return getattr(module, _RUNNER).attend(module, query, key, value, attention_mask, kwargs), None
+    found: tuple[torch.Tensor, None] = getattr(module, ATTENDS)(module, query, key, value, attention_mask, **kwargs)
+    return found
 
 
 class AttentionByRows:
@@ -130,8 +130,7 @@ class PagedAttention:
         """Address of new K -> the layer that wrote it last."""
         for module in model.modules():
             if hasattr(module, "layer_idx"):
-                setattr(module, _RUNNER, self)
-                setattr(module, ATTENDS, run_attention)
+                setattr(module, ATTENDS, self.run)
 
     def begin_pass(self, step: Step, put: Put) -> None:
         """``step`` comes next; ``put`` brings numbers to the device."""
@@ -163,13 +162,25 @@ class PagedAttention:
         firsts = {token for g in short for token in ([g.first] if isinstance(g, Loose) else range(g.first, g.first + g.rows * g.tokens))}
         return [at for at in packed(step) if at.first in firsts]
 
+    def run(
+        self,
+        module: AttentionModule,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: MaskRequest | None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """:meth:`attend`, as `transformers` calls it."""
+        return self.attend(module, query, key, value, attention_mask, kwargs), None
+
     def attend(
         self,
         module: AttentionModule,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        asked: MaskRequest,
+        asked: MaskRequest | None,
         more: dict[str, Any],
     ) -> torch.Tensor:
         """One layer of the pass in progress: [1, heads, tokens, dim] each -> [1, tokens, heads, dim]."""

@@ -11,12 +11,17 @@ from torch import nn
 
 ATTENDS = "penstock_attends"
 """Attribute of a module of attention: what it attends by, if somebody has said so."""
+_CALL = nn.Module.__call__
 Interface = Callable[..., tuple[torch.Tensor, Any]]
 
 
 def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """``module(*args, **kwargs)``, hooks among it, for models that are not trained."""
-    if type(module).__call__ is not nn.Module.__call__ or module._forward_pre_hooks_with_kwargs or module._forward_hooks_with_kwargs:
+    if type(module).__call__ is not _CALL:
+        return module(*args, **kwargs)
+    if not module._forward_pre_hooks and not module._forward_hooks:
+        return module.forward(*args, **kwargs)
+    if module._forward_pre_hooks_with_kwargs or module._forward_hooks_with_kwargs:
         return module(*args, **kwargs)
     for before in module._forward_pre_hooks.values():
         given = before(module, args)
@@ -31,20 +36,20 @@ def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 def product(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """What a linear ``layer`` makes of ``x``."""
-    if type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks and "forward" not in vars(layer):
-        held = layer._parameters
-        return F.linear(x, held["weight"], held["bias"])  # type: ignore[arg-type]
-    made: torch.Tensor = called(layer, x)
-    return made
+    if type(layer) is not nn.Linear or layer._forward_pre_hooks or layer._forward_hooks or "forward" in layer.__dict__:
+        made: torch.Tensor = called(layer, x)
+        return made
+    held = layer._parameters
+    return F.linear(x, held["weight"], held["bias"])  # type: ignore[arg-type] # as a linear layer has them
 
 
 class Bare:
     """``module`` of attention as its own code sees it, run with this for an object: its children compute by :func:`product`, and
     ``config`` says nothing of how it attends, which :class:`Attending` knows. All else is the module's."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: Any):
         self.bare_of = module
-        self.config = _Config(module.config)  # type: ignore[arg-type]
+        self.config = _Config(module.config)
 
     def __getattr__(self, name: str) -> Any:
         module = self.bare_of
@@ -53,7 +58,7 @@ class Bare:
             return getattr(module, name)
 
         def compute(x: torch.Tensor) -> torch.Tensor:
-            return product(module._modules[name], x)  # type: ignore[arg-type]
+            return product(module._modules[name], x)
 
         vars(self)[name] = compute  # found at once from now on
         return compute
@@ -74,7 +79,7 @@ class _Config:
 class Attending:
     """Stands for `transformers`' table of ``functions`` where the code of ``module`` runs as a :class:`Bare`."""
 
-    def __init__(self, functions: Any, module: nn.Module):
+    def __init__(self, functions: Any, module: Any):
         self._functions, self._module = functions, module
 
     def get_interface(self, _name: None, eager: Interface) -> Interface:

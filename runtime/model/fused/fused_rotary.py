@@ -35,8 +35,8 @@ Rotary = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 class FusedRotary:
-    """For attention whose module rotates as Llama's does. The attention's own code runs on, with another function in that one's place; where
-    it does nothing with its children but call them, without what torch does around each of these calls."""
+    """For attention whose module rotates as Llama's does. Its own code runs on, with another function in that one's place. Where that does
+    nothing with the module's children but call them, it runs without what torch does around each of these calls."""
 
     def convert(self, model: PreTrainedModel) -> None:
         for module in model.modules():
@@ -49,7 +49,7 @@ class FusedRotary:
                 module.forward = _other(module, forward, {_NAME: partial(_rotated, own)})
 
 
-def _other(module: Any, forward: FunctionType, functions: dict[str, Any]) -> Callable[..., Any]:
+def _other(module: Any, forward: Any, functions: dict[str, Any]) -> Callable[..., Any]:
     """``forward`` of ``module``, with other ``functions`` by their names."""
     called, runs = children_called(forward), module
     if called is not None and called >= module._modules.keys():

@@ -69,7 +69,8 @@ def children_called(function: Callable[..., Any]) -> frozenset[str] | None:
             return None
     asked = [node for node in ast.walk(code) if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and _asks(node.value)]
     named = [node.attr for node in ast.walk(code) if isinstance(node, ast.Attribute)].count("_attn_implementation")
-    if len(asked) != 1 or named != 1 or handed != [ast.unparse(asked[0].targets[0] if isinstance(asked[0], ast.Assign) else asked[0].target)]:
+    given = [node.targets[0] if isinstance(node, ast.Assign) else node.target for node in asked]
+    if len(given) != 1 or named != 1 or handed != [ast.unparse(given[0])]:
         return None
     return frozenset(found - other)
 
