@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -14,6 +14,11 @@ _LEAST, _MOST = -(2**31), 2**31 - 1
 _KEPT = 4096
 """Numbers of a kernel whose kinds are kept."""
 Kinds = tuple[Hashable, ...]
+
+
+def power_of_two(number: int) -> int:
+    """The next one: Triton's own function, which kernels may call, takes as long as a launch."""
+    return 1 << (number - 1).bit_length()
 
 
 class Launcher:
@@ -35,7 +40,8 @@ class Launcher:
         count = self._tensors
         if count is None:
             count = self._tensors = sum(isinstance(one, torch.Tensor) for one in given)
-        tensors, numbers = cast("tuple[torch.Tensor, ...]", given[:count]), cast("tuple[float, ...]", given[count:])
+        tensors: Any = given[:count]
+        numbers: Any = given[count:]
         addresses, lowest = [one.data_ptr() for one in tensors], 0
         for address in addresses:
             lowest |= address

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.formats.kernels.launching import Launcher, power_of_two
 
 _WIDTH = 1024
 _MOST_COLUMNS = 16384
@@ -122,11 +122,11 @@ class LayerKernels:
         rows, out, added = x.numel() // columns, torch.empty_like(x), x if more is None else torch.empty_like(x)
         other, add = x if more is None else more, more is not None
         if not exact:
-            wide = triton.next_power_of_2(columns)
+            wide = power_of_two(columns)
             warps = max(1, min(16, wide // 512))
             self._norm((rows,), x, other, weight, added, out, columns, eps, ADD=add, WIDE=wide, num_warps=warps)
             return added, out
-        blocks, squares = triton.cdiv(columns, _WIDTH), torch.empty_like(x, dtype=torch.float32)
+        blocks, squares = -(-columns // _WIDTH), torch.empty_like(x, dtype=torch.float32)
         self._squares((rows, blocks), x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
         self._scale((rows, blocks), added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
         return added, out
@@ -135,8 +135,8 @@ class LayerKernels:
         """silu(gate) * up, of one shape; None for what is not contiguous or of another dtype."""
         if not _plain(gate, up) or gate.shape != up.shape:
             return None
-        out = torch.empty_like(gate)
-        self._gate((triton.cdiv(gate.numel(), _WIDTH),), gate, up, out, gate.numel(), WIDE=_WIDTH)
+        out, count = torch.empty_like(gate), gate.numel()
+        self._gate((-(-count // _WIDTH),), gate, up, out, count, WIDE=_WIDTH)
         return out
 
     def rotate(
@@ -152,7 +152,7 @@ class LayerKernels:
         made, half = (query.new_empty(1, tokens, heads, dim), key.new_empty(1, tokens, key_heads, dim)), dim // 2
         self._rotate((tokens, heads + key_heads),
             query, key, cos, sin, *made, heads, key_heads, q_token, q_head, k_token, k_head,
-            HALF=half, WIDE=triton.next_power_of_2(half), num_warps=1, enable_fp_fusion=False,
+            HALF=half, WIDE=power_of_two(half), num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         return made[0].transpose(1, 2), made[1].transpose(1, 2)
 

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from penstock.runtime.formats.kernels.launching import Launcher
+from penstock.runtime.formats.kernels.launching import Launcher, power_of_two
 from penstock.runtime.kv.attention.kernel_shape import KernelShape
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.token_shape import Pair, TokenShape
@@ -200,6 +200,6 @@ class TritonKernel:
         self._write((tokens, heads),
             new_keys, new_values, keys, values, slots, *new_keys.stride()[1:3], *new_values.stride()[1:3],
             *keys.stride()[:2], *values.stride()[:2], KEY_DIM=dim, VALUE_DIM=value_dim,
-            KEYS_WIDE=triton.next_power_of_2(dim), VALUES_WIDE=triton.next_power_of_2(value_dim), num_warps=1,
+            KEYS_WIDE=power_of_two(dim), VALUES_WIDE=power_of_two(value_dim), num_warps=1,
         )  # fmt: skip
         return True
