@@ -29,9 +29,12 @@ class Launcher:
     def __init__(self, kernel: Any):
         self._kernel = kernel
         self._names = tuple(kernel.arg_names)
-        self._varying = {*(getattr(kernel, "do_not_specialize", None) or ())}
+        varying = {*(getattr(kernel, "do_not_specialize", None) or ())}
+        self._varying = [at for at, name in enumerate(self._names) if name in varying]
         self._tensors: int | None = None
         """Arguments that are tensors, which come first; None before the first call."""
+        self._fixed: list[int] = []
+        """Of the numbers behind them those that the kernel is compiled for."""
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
         self._kinds: dict[tuple[float, ...], Kinds] = {}
 
@@ -40,16 +43,22 @@ class Launcher:
         count = self._tensors
         if count is None:
             count = self._tensors = sum(isinstance(one, torch.Tensor) for one in given)
+            self._fixed = [at for at in range(count, len(given)) if at not in self._varying]
         tensors: Any = given[:count]
         numbers: Any = given[count:]
         addresses, lowest = [one.data_ptr() for one in tensors], 0
         for address in addresses:
             lowest |= address
         even = lowest % _LINE == 0 or tuple([address % _LINE == 0 for address in addresses])
-        kinds = self._kinds.get(numbers)
+        fixed: Any = tuple([given[at] for at in self._fixed]) if self._varying else numbers
+        kinds = self._kinds.get(fixed)
         if kinds is None:
-            kinds = self._kind_of(numbers, count)
-        key = (num_warps, even, kinds, *constants.values(), *[one.dtype for one in tensors])
+            kinds = self._kind_of(fixed)
+        narrow: Hashable = True
+        if self._varying:
+            varying: Any = [given[at] for at in self._varying]
+            narrow = (min(varying) >= _LEAST and max(varying) <= _MOST) or tuple([_LEAST <= n <= _MOST for n in varying])
+        key = (num_warps, even, narrow, kinds, *constants.values(), *[one.dtype for one in tensors])
         grid, known = (*blocks, 1, 1)[:3], self._compiled.get(key)
         if known is not None:
             compiled, last = known
@@ -59,12 +68,9 @@ class Launcher:
         if compiled is not None and hasattr(compiled, "packed_metadata"):  # an interpreter compiles nothing
             self._compiled[key] = compiled, tuple(constants[name] for name in self._names[len(given) :])
 
-    def _kind_of(self, numbers: tuple[float, ...], count: int) -> Kinds:
-        """What is compiled for of ``numbers`` behind ``count`` tensors; most come again and again."""
-        names = self._names[count : count + len(numbers)]
-        each = zip(names, numbers, strict=True)
-        kinds = tuple(_LEAST <= n <= _MOST if name in self._varying else (n == 1, n % _LINE == 0, _LEAST <= n <= _MOST) for name, n in each)
+    def _kind_of(self, numbers: tuple[float, ...]) -> Kinds:
+        """What is compiled for of ``numbers``; most come again and again."""
         if len(self._kinds) >= _KEPT:
             self._kinds.clear()
-        self._kinds[numbers] = kinds
+        kinds = self._kinds[numbers] = tuple([(n == 1, n % _LINE == 0, _LEAST <= n <= _MOST) for n in numbers])
         return kinds
