@@ -15,7 +15,7 @@ from penstock.runtime.experts.products.beside_card import Asked, BesideCard, Mad
 from penstock.runtime.experts.tiers.card_slots import CardSlots
 from penstock.runtime.experts.tiers.copies_ahead import CopiesAhead
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
-from penstock.runtime.experts.tiers.expert_copies import MOST_UNBOOKED, Pieces, Wanted
+from penstock.runtime.experts.tiers.expert_copies import MOST_UNBOOKED, Pieces
 from penstock.runtime.experts.tiers.expert_fetch import Carrying, Key
 from penstock.runtime.experts.tiers.expert_stats import Deciding, Judging, TierStats
 from penstock.runtime.experts.visit_misses import Misses
@@ -67,7 +67,8 @@ class CardExperts:
         self._cache, self._dram, self._device, self._clock, self._beside = cache, dram, device, clock, beside
         self._slots = CardSlots(layouts, slots, cache, dram, device, ledger)
         self._copies, self._carried = self._slots.copies, self._slots.carried
-        self._carrying: Carrying = partial(self._carried.carry, self._slots.take)
+        self._carrying: Carrying | None = partial(self._carried.carry, self._slots.take) if self._carried.possible else None
+        self._looks_ahead = cache.looks_ahead or dram.looks_ahead
         self._ahead = CopiesAhead(layouts, cache, dram, device, self._slots.copy, self.stats, chunk_bytes, in_flight)
         self._behind: Callable[[], None] = _nothing
         """What is left of the latest visit."""
@@ -140,7 +141,7 @@ class CardExperts:
         came: list[int] = []
         if not coming.near and coming.far.keys() <= coming.carried.keys():
             came = [*coming.started, *coming.far]
-            if coming.far and (self._cache.looks_ahead or self._dram.looks_ahead):
+            if coming.far and self._looks_ahead:
                 self._decide(layer, coming, routing)
             slots, arrived = self._slots.placed(layer, (*here, *came))
             yield self._group(arrived, coming.asked, partial(self._come, layer, coming, slots, len(here)))
@@ -178,10 +179,10 @@ class CardExperts:
 
     def _all_came(self, layer: int, coming: Misses) -> list[int]:
         """Wait for all that readers bring of the SSD, and have to copy."""
-        came = [*coming.far]
-        self._dram.all_parts(layer, coming.far, self._ahead.meanwhile)
+        came, carried = [*coming.far], coming.carried
+        self._dram.all_parts(layer, came, self._ahead.meanwhile)
         coming.far.clear()
-        self._carried.all_came(layer, {expert: coming.carried[expert] for expert in came})
+        self._carried.all_came(layer, carried if len(carried) == len(came) else {expert: carried[expert] for expert in came})
         return came
 
     def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
@@ -190,6 +191,7 @@ class CardExperts:
             self._decide(layer, coming, routing)
         self._let_go(layer, here, came)
         self._release_asked(layer, coming)
+        self._copies.points.fill()
         if self._copies.unbooked >= MOST_UNBOOKED or self._cache.is_last(layer):
             self._copies.settle()
 
@@ -216,16 +218,15 @@ class CardExperts:
         whatever was computed with slots is over."""
         self.catch_up()
         self._copies.computed()
-        with self._deciding:
-            seen = self._cache.find(layer, routing.experts)
+        seen = self._cache.find(layer, routing.experts)
         for slot in seen.dropped:
             self._cache.give_back(slot)
         partly = self._ahead.finish(layer, seen.hits)
         placed = self._cache.has_room(seen.misses)
-        carrying = self._carrying if placed and self._carried.possible else None
+        carrying = self._carrying if placed else None
         near, far = self._dram.visit(layer, routing, seen.misses, carrying)
-        carried = self._carried.begun()
-        if far:
+        carried = self._carried.begun() if far else {}
+        if len(carried) < len(far):
             self._dram.begun()
         asked = () if self._beside is None or not near else self._begin_beside(self._beside, layer, routing, near)
         if asked:
@@ -242,8 +243,13 @@ class CardExperts:
 
     def _start(self, layer: int, coming: Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
-        while coming.near and self._cache.free:
-            taken = [coming.near.popleft() for _ in range(min(len(coming.near), self._cache.free, coming.at_once))]
+        near = coming.near
+        while near and (free := self._cache.free):
+            if len(near) <= free and len(near) <= coming.at_once:
+                taken = [*near]
+                near.clear()
+            else:
+                taken = [near.popleft() for _ in range(min(len(near), free, coming.at_once))]
             self._slots.bring(layer, taken)
             coming.started.extend(taken)
 
@@ -317,7 +323,7 @@ class CardExperts:
             slot = self._cache.slot(layer, expert)
             if slot is None:
                 slot = self._slots.take(layer, expert)
-            self._slots.copy([Wanted((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
+            self._slots.copy([((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
         elif over:
             self._carried.all_came(layer, {expert: carried})
         if not over:

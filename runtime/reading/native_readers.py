@@ -22,7 +22,7 @@ from penstock.runtime.reading.known_runs import KnownRuns
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import PART_WORDS, Looks, Order, part_words
+from penstock.runtime.reading.native.native_order import PART_WORDS, Brought, Looks, Order, part_words
 from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Look, Ticket
@@ -30,7 +30,7 @@ from penstock.runtime.reading.store_errors import cancelled, closed
 
 K = TypeVar("K")
 NS = 1e-9
-_ASKED_WORDS = 7
+_ASKED_WORDS = 9
 """Of ``struct asked``."""
 MOST_HEARD = 64
 """Reads or facts that are fetched in one call."""
@@ -79,11 +79,7 @@ class NativeInbox(Generic[K]):
             came = self._wait(self.address, self._numbers, MOST_HEARD, int(most_s / NS), min(least, MOST_HEARD))
         else:
             came = self._take(self.address, self._numbers, MOST_HEARD) if held else 0
-        return [self._heard(number) for number in self._numbers[:came]]
-
-    def _heard(self, number: int) -> Heard[K]:
-        asked = self.readers.over(number)
-        return asked.done.key, asked.error
+        return self.readers.heard(self._numbers[:came]) if came else []
 
 
 class NativeReaders:
@@ -135,10 +131,12 @@ class NativeReaders:
                 if isinstance(done, Ticket) and isinstance(done.inbox, NativeInbox) and done.inbox.readers is self:
                     inbox, look = done.inbox.address, done.look
                 at, part = i * _ASKED_WORDS, count * _ASKED_WORDS + i * PART_WORDS
-                words[at : at + _ASKED_WORDS] = array("q", (asked + part_at + 8 * i * PART_WORDS, 1, number, inbox, 0, 0, 0))
+                words[at : at + _ASKED_WORDS] = array("q", (asked + part_at + 8 * i * PART_WORDS, 1, number, inbox, 0, 0, 0, 0, address))
                 runs = each.address, len(each.extents)
                 words[part : part + PART_WORDS] = array("q", part_words(runs, look.words if isinstance(look, Look) else None))
-            self._ask(asked, numbers, address, name, urgent)
+            if self._blocks.on_block is not None:
+                self._names |= dict.fromkeys(numbers, name)
+            self._ask(array("q", [asked + 8 * i * _ASKED_WORDS for i in range(count)]), numbers, urgent)
 
     def order(
         self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None
@@ -146,23 +144,32 @@ class NativeReaders:
         """``parts`` as they come into aligned buffers of ``nbytes``, to be copied on by ``segments`` of each."""
         with self._order:
             runs = [self._known.of(extents, nbytes, aligned=True) for extents in parts]
-        return Order(name, parts, [(one.address, len(one.extents)) for one in runs], segments, looks, runs)
+        order = Order(name, parts, [(one.address, len(one.extents)) for one in runs], segments, looks, runs)
+        order.asked = _Asked(Ticket[Any](None, None, order), name=name)
+        return order
 
-    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
-        """Queue ``order``, before all that is not urgent."""
-        address, number = address_of(into), next(self._numbers)
-        order.come(number, inbox.address, into)  # type: ignore[attr-defined]
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
+        """Queue orders, before all that is not urgent."""
+        to, numbers, addresses = inbox.address, list[int](), array("q")  # type: ignore[attr-defined]
+        named = self._blocks.on_block is not None
         with self._order:
             if self.closed:
                 raise closed()
-            self._asked[number] = _Asked(Ticket(inbox, key, order), None, into, address, order.name)
-            self._ask(order.address, (number,), address, order.name, True)
+            for order, key, into, address in brought:
+                number, asked = next(self._numbers), order.asked
+                order.come(number, to, into, address)
+                asked.done.inbox, asked.done.key = inbox, key
+                asked.error, asked.into, asked.address = None, into, address
+                self._asked[number] = asked
+                if named:
+                    self._names[number] = order.name
+                numbers.append(number)
+                addresses.append(order.address)
+            self._ask(addresses, numbers, True)
 
-    def _ask(self, asked: int, numbers: Sequence[int], into: int, name: str, urgent: bool) -> None:
-        """``struct asked`` of each of ``numbers`` lie at ``asked``."""
-        if self._blocks.on_block is not None:
-            self._names |= dict.fromkeys(numbers, name)
-        if self.library.quick.readers_ask(self._pool, asked, len(numbers), into, urgent):
+    def _ask(self, asked: array[int], numbers: Sequence[int], urgent: bool) -> None:
+        """``struct asked`` of each of ``numbers`` lies at one of ``asked``."""
+        if self.library.quick.readers_ask(self._pool, asked.buffer_info()[0], len(numbers), urgent):
             for number in numbers:
                 del self._asked[number]
             raise MemoryError("no memory for a read")
@@ -188,6 +195,13 @@ class NativeReaders:
         number = next(self._numbers)
         self._asked[number] = asked
         return number
+
+    def heard(self, numbers: Sequence[int]) -> list[Heard[Any]]:
+        """Keys and errors of requests that C is through with."""
+        over = [self._asked.pop(number) for number in numbers]
+        if self._names:
+            self._ended.extend(numbers)
+        return [(asked.done.key, asked.error) for asked in over]
 
     def over(self, number: int) -> _Asked:
         """A request that C is through with."""

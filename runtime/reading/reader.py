@@ -19,7 +19,7 @@ from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import Looks, Order
+from penstock.runtime.reading.native.native_order import Brought, Looks, Order
 from penstock.runtime.reading.native.readers_library import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.pending import Done
@@ -66,9 +66,9 @@ class UrgentReads(Reads, Protocol):
         """``parts`` of what is called ``name``, which come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are
         copied on, as a carrier's ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
 
-    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
-        """Read what a carrier was told to carry of ``order`` into ``into``, urgently. Each part is copied on when it has come; ``inbox``
-        hears of all of them at once, as ``key``."""
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
+        """Read orders that a carrier was told to carry, each into its buffer, urgently. Each part is copied on when it has come; ``inbox``
+        hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest."""
 
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
@@ -162,11 +162,11 @@ class ReadPool:
         """See :class:`UrgentReads`."""
         return self._native.order(name, parts, nbytes, segments, looks)
 
-    def bring(self, order: Order[Any], inbox: Inbox[K], key: K, into: memoryview) -> None:
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
-        self._native.bring(order, inbox, key, into)
+        self._native.bring(brought, inbox)
 
     @property
     def _native(self) -> NativeReaders:

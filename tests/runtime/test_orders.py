@@ -79,8 +79,8 @@ class Orders:
         first = 1 + len(self.events)
         events = [*range(first, first + len(self.parts))]
         self.events += events
-        self.carrier.carry(self.order, address_of(self.card.memory), events)
-        self.reads.bring(self.order, self.inbox, "all", self.into)
+        self.order.carry(self.carrier, address_of(self.card.memory), array("q", events))
+        self.reads.bring([(self.order, "all", self.into, address_of(self.into))], self.inbox)
 
     def heard(self) -> Heard:
         """All that is heard of one order, and whatever else comes."""

@@ -181,7 +181,9 @@ class ExpertCache:
     def find(self, layer: int, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
-        hits, rest = [e for e in wanted if e in kept], [e for e in wanted if e not in kept]
+        hits, rest = list[int](), list[int]()
+        for expert in wanted:
+            (hits if expert in kept else rest).append(expert)
         self._unused, self._aside, self._first = set(hits), (), None
         if not passing:
             return Visit(tuple(hits), tuple(rest), ())

@@ -36,11 +36,14 @@ class SlotViews:
         self, layer: int, experts: Sequence[int], slots: Sequence[int], buffers: Sequence[torch.Tensor]
     ) -> list[tuple[int, PlacedTensors]]:
         """``experts``, each with its tensors in its slot, one of ``buffers``."""
-        found, laid = [self._known.get(slot) for slot in slots], self._tensors
-        return [
-            (expert, known[1] if known is not None and known[0] is laid[layer, expert] else self.of((layer, expert), slot, buffers[slot]))
-            for expert, slot, known in zip(experts, slots, found, strict=True)
-        ]
+        found, laid = list[tuple[int, PlacedTensors]](), self._tensors
+        for expert, slot in zip(experts, slots, strict=True):
+            known = self._known.get(slot)
+            if known is None or known[0] is not laid[layer, expert]:
+                found.append((expert, self.of((layer, expert), slot, buffers[slot])))
+            else:
+                found.append((expert, known[1]))
+        return found
 
     def of(self, key: tuple[int, int], slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""

@@ -53,8 +53,9 @@ class CardSlots:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self.copy([Wanted(key, slot, *self._dram.place(*key), self.carried.wholes[key])])
+                over = self.copy([(key, slot, *self._dram.place(*key), self.carried.wholes[key])])
         self.carried.prepare()
+        self.copies.points.fill()
         for slot, buffer in enumerate(self.copies.slots):
             Lies.of(self._views.of(next(iter(self._layouts)), slot, buffer))
         if over is not None:
@@ -69,15 +70,17 @@ class CardSlots:
 
     def bring(self, layer: int, experts: Sequence[int]) -> None:
         """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy."""
-        wholes, slots = self.carried.wholes, [self.take(layer, expert) for expert in experts]
-        places = zip(experts, slots, self._dram.places(layer, experts), strict=True)
-        self.copy([Wanted((layer, expert), slot, *place, wholes[layer, expert]) for expert, slot, place in places])
+        wholes, wanted = self.carried.wholes, list[Wanted]()
+        for expert, (dram_slot, source) in zip(experts, self._dram.places(layer, experts), strict=True):
+            key = layer, expert
+            wanted.append((key, self.take(layer, expert), dram_slot, source, wholes[key]))
+        self.copy(wanted)
 
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue copies. Returns the event behind them; until then nothing comes into their slots of DRAM."""
         over = self.copies.copy(wanted)
         if not self._dram.still:
-            self._dram.read_until([one.dram_slot for one in wanted], partial(self._device.host_waits, over))
+            self._dram.read_until([dram_slot for _, _, dram_slot, *_ in wanted], partial(self._device.host_waits, over))
         return over
 
     def placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[tuple[int, Mapping[str, torch.Tensor]]]]:
@@ -90,8 +93,7 @@ class CardSlots:
         the first, ``pause`` is called. Only of the first ``here`` slots is it asked whether all has come: the answer takes the host longer
         than to have the card wait."""
         late = None
-        before = [arrival for arrival in self.copies.arrivals(slots[:here]) if not self._device.done(arrival)]
-        for arrival in (*before, *self.copies.arrivals(slots[here:])):
+        for arrival in self.copies.arrivals(slots, here):
             if late is None:
                 pause()
             self._device.compute_waits(arrival)

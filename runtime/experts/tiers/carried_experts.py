@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -19,13 +18,9 @@ from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent
 
 
-class Carried(NamedTuple):
-    """What the SSD brings to ``dram_slot`` and readers copy to ``slot``, with an event behind each part."""
-
-    slot: int
-    dram_slot: int
-    order: Order[Sequence[Extent]]
-    events: Sequence[Event]
+Carried = tuple[int, int, Order[tuple[Extent, ...]], Sequence[Event]]
+"""The slot to which readers copy what the SSD brings, the slot of DRAM to which it does, the order by which, and an event behind each
+part."""
 
 
 class CarriedExperts:
@@ -38,9 +33,9 @@ class CarriedExperts:
         self._segments: dict[tuple[Key, int], Sequence[Segment]] = {}
         self.wholes = {key: Pieces.of(layout.segments) for key, layout in layouts.items()}
         """All of an expert."""
-        self._orders: dict[Key, Order[Sequence[Extent]]] = {}
+        self._orders: dict[Key, Order[tuple[Extent, ...]]] = {}
         self._begun: dict[int, Carried] = {}
-        self._came: list[tuple[Key, Carried, Event]] = []
+        self._came: list[tuple[int, Mapping[int, Carried], Event]] = []
 
     @property
     def possible(self) -> bool:
@@ -64,17 +59,20 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Order[Sequence[Extent]] | None:
+    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Order[tuple[Extent, ...]] | None:
         """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it,
         when it comes by this order; None where they cannot."""
         carrier, device = self._carrier, self._device
         if carrier is None or not device.in_one_piece(source):
             return None
-        slot, order = take(*key), self._order_of(key)
-        self._copies.make_way((slot,))
-        points = [device.event_ahead() for _ in order.parts]
-        carrier.carry(order, self._copies.begins[slot], [handle for _, handle in points])
-        self._begun[key[1]] = Carried(slot, dram_slot, order, [event for event, _ in points])
+        slot, order, copies = take(*key), self._orders.get(key), self._copies
+        if order is None:
+            order = self._order_of(key)
+        if copies.used:
+            copies.make_way((slot,))
+        events, handles = copies.points.take(len(order.parts))
+        order.carry(carrier, copies.begins[slot], handles)
+        self._begun[key[1]] = slot, dram_slot, order, events
         return order
 
     def begun(self) -> dict[int, Carried]:
@@ -85,29 +83,31 @@ class CarriedExperts:
     def all_came(self, layer: int, came: Mapping[int, Carried]) -> None:
         """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all. Call
         :meth:`settle` before their slots in DRAM are given back."""
-        latest, part, last = next(iter(came.values())), 0, 0
-        for carried in came.values():
-            for at, number in enumerate(carried.order.numbers):
-                if number > last:
-                    latest, part, last = carried, at, number
-        over = latest.events[part]
-        self._copies.carried([carried.slot for carried in came.values()], over, latest.order.begun_ns[part] * 1e-9)
-        self._came += [((layer, expert), carried, over) for expert, carried in came.items()]
+        last, begun_ns, over, slots = 0, 0, None, list[int]()
+        for slot, _, order, events in came.values():
+            slots.append(slot)
+            for at in range(0, len(order.told), 2):
+                if order.told[at] > last:
+                    last, begun_ns, over = order.told[at], order.told[at + 1], events[at >> 1]
+        assert over is not None, "what came was carried on"
+        self._copies.carried(slots, over, begun_ns * 1e-9)
+        self._came.append((layer, came, over))
 
     def settle(self) -> None:
         """Book what has come since the last call: nothing that is computed waits for it."""
         if self._came:
-            came, self._came = self._came, []
-            for key, carried, over in came:
-                self._dram.read_until((carried.dram_slot,), partial(self._device.host_waits, over))
-                self._copies.book(key, carried.order, carried.events)
+            all_came, self._came = self._came, []
+            for layer, came, over in all_came:
+                self._dram.read_until([dram_slot for _, dram_slot, *_ in came.values()], partial(self._device.host_waits, over))
+                for expert, (_, _, order, events) in came.items():
+                    self._copies.book((layer, expert), order, events)
 
     def close(self) -> None:
         """Nothing is queued any more by readers."""
         if self._carrier is not None:
             self._carrier.close()
 
-    def _order_of(self, key: Key) -> Order[Sequence[Extent]]:
+    def _order_of(self, key: Key) -> Order[tuple[Extent, ...]]:
         found = self._orders.get(key)
         if found is None:
             words = [NativeCarrier.words(self.segments_of(key, number)) for number in range(len(self._dram.parts(*key)))]

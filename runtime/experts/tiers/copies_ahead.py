@@ -127,4 +127,4 @@ class CopiesAhead:
 
     def _queue(self, coming: Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy([Wanted(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])
+        return self._copy([(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])

@@ -22,7 +22,7 @@ from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.moving.filler import Arrival
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import Order
+from penstock.runtime.reading.native.native_order import Brought, Order
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.reading.reads_inbox import Inbox, Ticket
@@ -84,6 +84,8 @@ class DramExperts:
         self._todo: deque[Key] = deque()
         self._buffers = _Made(lambda slot: arena.slice(base + slot * self.slot_bytes, self.slot_bytes))
         self._views = _Made(lambda slot: arena.view[base + slot * self.slot_bytes : base + (slot + 1) * self.slot_bytes])
+        self._begin_at = arena.address + base
+        """Where the first slot lies."""
         self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
@@ -138,8 +140,7 @@ class DramExperts:
             return list(wanted), []
         with self._lock:
             self._raise_if_broken()
-            with self._deciding:
-                seen = self._cache.find(layer, wanted)
+            seen = self._cache.find(layer, wanted)
             self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
             if seen.dropped:
                 under_way = {fetch.slot: fetch for fetch in self._fetches.values()}
@@ -148,18 +149,19 @@ class DramExperts:
             if self._ahead:
                 self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
                 self._ahead = {key for key in self._ahead if key[0] != layer}
-            here, coming = [], []
-            for expert in seen.hits:
-                fetch = self._fetches.get((layer, expert))
-                if fetch is None:
-                    here.append(expert)
-                else:
-                    coming.append(expert)
+            here, coming = [*seen.hits], list[int]()
+            if self._fetches:
+                coming = [expert for expert in here if (layer, expert) in self._fetches]
+                for expert in coming:
+                    here.remove(expert)
+                    fetch = self._fetches[layer, expert]
                     fetch.demanded = True
                     self._submit(fetch)
             self._wanted = None
-            self._todo.extend([(layer, expert) for expert in seen.misses])
-            self._start_demanded(carrying)
+            if seen.misses:
+                self._todo.extend([(layer, expert) for expert in seen.misses])
+            if self._todo:
+                self._start_demanded(carrying)
             return here, [*coming, *seen.misses]
 
     def set_aside(self, experts: Collection[int]) -> None:
@@ -219,9 +221,7 @@ class DramExperts:
         return self._parts[layer, expert]
 
     def read_until(self, slots: Sequence[int], wait: Callable[[], None]) -> None:
-        """Copies that read ``slots`` are queued; ``wait`` returns once they are over."""
-        if self._cache.still:
-            return
+        """Copies that read ``slots`` are queued; ``wait`` returns once they are over. Not where this tier is :attr:`still`."""
         with self._lock:
             self._left |= dict.fromkeys(slots, wait)
 
@@ -336,28 +336,39 @@ class DramExperts:
             if key is None:
                 self._wanted = None
                 return
-            self._begin(key, False)
+            self._begin(key, False, [])
             self._ahead.add(key)
             self.stats.fetched_ahead()
 
     def _start_demanded(self, carrying: Carrying | None = None) -> bool:
         """Whether all that was asked for is here or on its way."""
-        while self._todo and self._begin(self._todo[0], True, carrying):
-            self._todo.popleft()
+        brought: list[Brought[tuple[Fetch, int] | None]] = []
+        try:
+            while self._todo and self._begin(self._todo[0], True, brought, carrying):
+                self._todo.popleft()
+        finally:
+            if brought:
+                self._pool.bring(brought, self._inbox)
         return not self._todo
 
-    def _begin(self, key: Key, demanded: bool, carrying: Carrying | None = None) -> bool:
+    def _begin(
+        self, key: Key, demanded: bool, brought: list[Brought[tuple[Fetch, int] | None]], carrying: Carrying | None = None
+    ) -> bool:
+        """Whether there was a slot for it. What readers carry is added to ``brought``; the rest is asked for."""
         slot = self._cache.take(*key)
         if slot is None:
             return False
-        self._left.pop(slot, _at_once)()
-        fetch = self._fetches[key] = Fetch(key, slot, self.parts(*key), demanded=demanded)
+        if slot in self._left:
+            self._left.pop(slot)()
         order = None if carrying is None else carrying(key, slot, self._buffers[slot])
         if order is None:
+            parts = self.parts(*key)
+            fetch = self._fetches[key] = Fetch(key, slot, parts, len(parts), demanded=demanded)
             self._submit(fetch)
         else:
-            fetch.submitted, fetch.under_way, fetch.left = len(fetch.parts), 1, 1
-            self._pool.bring(order, self._inbox, (fetch, 0), self._views[slot])
+            parts = order.parts
+            fetch = self._fetches[key] = Fetch(key, slot, parts, 1, len(parts), 1, demanded)
+            brought.append((order, (fetch, 0), self._views[slot], self._begin_at + slot * self.slot_bytes))
         return True
 
     def _submit(self, fetch: Fetch) -> None:
@@ -412,10 +423,6 @@ class DramExperts:
             raise self._error
         if self._closed:
             raise UserError("the weight stream was stopped")
-
-
-def _at_once() -> None:
-    """Nothing to wait for."""
 
 
 def slot_bytes(layouts: Mapping[Key, UnitLayout]) -> int:

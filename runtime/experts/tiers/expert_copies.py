@@ -13,6 +13,7 @@ import torch
 from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.experts.tiers.expert_fetch import Key
+from penstock.runtime.experts.tiers.points_ahead import PointsAhead
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.booking import Booking, Queued
@@ -31,22 +32,18 @@ class Pieces(NamedTuple):
     words: array[int]
     at: int
     """Where the words lie."""
+    count: int
     nbytes: int
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Pieces:
         words = NativeCarrier.words(segments)
-        return cls(segments, words, words.buffer_info()[0], sum([s.nbytes for s in segments]))
+        return cls(segments, words, words.buffer_info()[0], len(segments), sum([s.nbytes for s in segments]))
 
 
-class Wanted(NamedTuple):
-    """What is to be copied of an expert: ``pieces`` of ``source``, the bytes of ``dram_slot``, into ``slot``."""
-
-    key: Key
-    slot: int
-    dram_slot: int
-    source: torch.Tensor
-    pieces: Pieces
+Wanted = tuple[Key, int, int, torch.Tensor, Pieces]
+"""An expert, the slot into which it is to be copied, the slot of DRAM that it lies in, the bytes of that one, and the pieces of them that
+are copied. A plain one: a visit makes some, and to make one by a name takes five times as long."""
 
 
 class _Together(NamedTuple):
@@ -56,6 +53,10 @@ class _Together(NamedTuple):
 
     def __str__(self) -> str:
         return " ".join(str(Unit("expert", *key)) for key in self.keys)
+
+
+_Unbooked = tuple[float, Event, tuple[Key, ...], int]
+"""When copies were queued, the event behind them, the experts, and how many bytes."""
 
 
 def _first(row: tuple[int, int, Event, int]) -> int:
@@ -72,12 +73,13 @@ class ExpertCopies:
         """Where they lie."""
         self._carrier = carrier
         self.device = device
+        self.points = PointsAhead(device)
         self._booking = Booking(device, ledger, EXPERTS)
-        self._queued: deque[Queued] = deque()
+        self._queued: deque[_Unbooked] = deque()
         self._copied_s = 0.0
         """When the caller's latest copies had been queued, by the host's clock."""
         self._arrived: dict[int, Event] = {}
-        self._used: set[int] = set()
+        self.used: set[int] = set()
         """Slots that kernels read which may not be over."""
         self._awaited: list[Event] = []
         """Copies for which kernels wait that may not be over."""
@@ -86,29 +88,33 @@ class ExpertCopies:
         """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
         they share: to record and to book one takes the host as long as a copy."""
         issued_s, nbytes, device, carrier = time.perf_counter(), 0, self.device, self._carrier
-        slots, moves = [one.slot for one in wanted], list[int]()
-        self.make_way(slots)
-        for _, slot, _, source, pieces in wanted:
+        slots, keys, moves = list[int](), list[Key](), array("q")
+        if self.used:
+            self.make_way([slot for _, slot, *_ in wanted])
+        for key, slot, _, source, pieces in wanted:
+            keys.append(key)
+            slots.append(slot)
             if carrier is None or not device.in_one_piece(source):
                 device.copy_parts(self.slots[slot], source, pieces.segments)
             else:
-                moves += pieces.at, len(pieces.segments), self.begins[slot], source.data_ptr()
+                moves.extend((pieces.at, pieces.count, self.begins[slot], source.data_ptr()))
             nbytes += pieces.nbytes
         if carrier is None or not moves:
             over = device.copy_event()
         else:
-            over, handle = device.event_ahead()
-            carrier.copy(array("q", moves), handle)
-        self._arrived |= dict.fromkeys(slots, over)
+            (over,), (handle,) = self.points.take(1)
+            carrier.copy(moves, handle)
+        for slot in slots:
+            self._arrived[slot] = over
         self._copied_s = time.perf_counter()
-        self._queued.append(Queued(issued_s, over, _Together(tuple([key for key, *_ in wanted])), nbytes, last=False, cleared=None))
+        self._queued.append((issued_s, over, tuple(keys), nbytes))
         return over
 
     def make_way(self, slots: Sequence[int]) -> None:
         """Whatever is copied into ``slots`` from now on waits for kernels that read them, if any do: then for all that were issued."""
-        if not self._used.isdisjoint(slots):
+        if not self.used.isdisjoint(slots):
             self.device.copy_waits(self.device.compute_event())
-            self._used.clear()
+            self.used.clear()
 
     def carried(self, slots: Sequence[int], over: Event, begun_s: float) -> None:
         """The threads that read experts have queued their copies into ``slots``, all before ``over``, the last of them from ``begun_s`` of
@@ -121,20 +127,25 @@ class ExpertCopies:
 
     def book(self, key: Key, order: Order[Any], events: Sequence[Event]) -> None:
         """The copies of ``order``, an expert that kernels wait for, are to be booked when they are over."""
-        unit = _Together((key,))
         for _, begun_ns, over, nbytes in sorted(zip(order.numbers, order.begun_ns, events, order.nbytes, strict=True), key=_first):
-            self._queued.append(Queued(begun_ns * 1e-9, over, unit, nbytes, last=False, cleared=None))
+            self._queued.append((begun_ns * 1e-9, over, (key,), nbytes))
         self._awaited += events
 
     def lies_in(self, slots: Iterable[int]) -> None:
         """They were filled by somebody else."""
         self._arrived |= dict.fromkeys(slots, self.device.copy_event())
 
-    def arrivals(self, slots: Sequence[int]) -> Sequence[Event]:
-        """Behind the last copies into ``slots``, for what computes with them next; nothing of those that have been waited for before."""
-        arrived = self._arrived
-        found = [*dict.fromkeys([arrived.pop(slot) for slot in slots if slot in arrived])]
-        self._awaited += found
+    def arrivals(self, slots: Sequence[int], here: int) -> Sequence[Event]:
+        """Behind the last copies into ``slots``, for what computes with them next; nothing of those that have been waited for before, or,
+        of the first ``here`` slots, that are over."""
+        arrived, found = self._arrived, list[Event]()
+        for at, slot in enumerate(slots) if arrived else ():
+            over = arrived.pop(slot, None)
+            if over is None or over in found:
+                continue
+            self._awaited.append(over)
+            if at >= here or not self.device.done(over):
+                found.append(over)
         return found
 
     def arriving(self, slot: int) -> Event | None:
@@ -143,31 +154,34 @@ class ExpertCopies:
 
     def left(self, slots: Iterable[int]) -> None:
         """What computes with ``slots`` is queued."""
-        self._used.update(slots)
+        self.used.update(slots)
 
     def computed(self) -> None:
         """All kernels that were issued are over, and so are the copies that they waited for. The driver would take longer to say so: it is
         asked of each copy before its slot in DRAM is written, its time is booked, or the CPU is asked to help."""
-        self._used.clear()
-        for event in self._awaited:
-            self.device.note_done(event)
-        self._awaited.clear()
+        self.used.clear()
+        if self._awaited:
+            done = self.device.note_done
+            for event in self._awaited:
+                done(event)
+            self._awaited.clear()
 
     def queued_bytes(self) -> int:
         """What was queued last and is not over; never blocks. The driver is asked about these alone: copies wait here to be booked long
         after they are over."""
         nbytes = 0
-        for copy in reversed(self._queued):
-            if self.device.done(copy.end):
+        for _, over, _, queued in reversed(self._queued):
+            if self.device.done(over):
                 break
-            nbytes += copy.nbytes
+            nbytes += queued
         return nbytes
 
     def settle(self) -> None:
         """Book all copies that are over; never blocks. To book many at once takes the host a fraction of what it takes to book each with
         cold caches: from :data:`MOST_UNBOOKED` on it is time."""
-        while self._queued and self.device.done(self._queued[0].end):
-            self._booking.book(self._queued.popleft())
+        while self._queued and self.device.done(self._queued[0][1]):
+            issued_s, over, keys, nbytes = self._queued.popleft()
+            self._booking.book(Queued(issued_s, over, _Together(keys), nbytes, last=False, cleared=None))
 
     @property
     def unbooked(self) -> int:

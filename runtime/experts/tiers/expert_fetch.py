@@ -15,7 +15,7 @@ Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-Carrying = Callable[[Key, int, torch.Tensor], Order[Sequence[Extent]] | None]
+Carrying = Callable[[Key, int, torch.Tensor], Order[tuple[Extent, ...]] | None]
 """By which order an expert comes from the SSD to a slot of DRAM and its buffer, and from there to the card; None where the consumer copies
 its parts itself."""
 
@@ -27,17 +27,14 @@ class Fetch:
     key: Key
     slot: int
     parts: Sequence[tuple[Extent, ...]]
+    left: int
+    """Of what the consumer is told: a part, or all of an order."""
     submitted: int = 0
     under_way: int = 0
     demanded: bool = False
     dropped: bool = False
     arrived: list[int] = field(default_factory=list)
     """Parts that arrived and that the consumer has not fetched."""
-    left: int = 0
-    """Of what the consumer is told: a part, or all of an order."""
-
-    def __post_init__(self) -> None:
-        self.left = len(self.parts)
 
 
 def most_of(expert_bytes: int) -> int:

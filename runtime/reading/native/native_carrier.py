@@ -5,11 +5,9 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.memory.pieces import Segment
-from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.reading.native.readers_library import ReadersLibrary
 
 MOVE_WORDS = 4
@@ -31,10 +29,6 @@ class NativeCarrier:
     def words(segments: Sequence[Segment]) -> array[int]:
         """``struct segment`` of each."""
         return array("q", [word for s in segments for word in (s.src, s.dst, s.nbytes)])
-
-    def carry(self, order: Order[Any], to: int, events: Sequence[int]) -> None:
-        """When ``order`` comes next, its segments go to memory at ``to``. The driver's ``events`` are recorded behind its parts."""
-        order.carry(self, self.address, to, events)
 
     def copy(self, moves: array[int], event: int) -> None:
         """Queue ``moves``, ``struct move`` one after the other, now; ``event`` is recorded behind them. RuntimeError where the driver

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 X = TypeVar("X")
+K = TypeVar("K")
 Numbers = tuple[int, int]
 """Where structs lie, and how many."""
 
-PART_WORDS = 7
+PART_WORDS = 6
 """Of ``struct part``."""
-_LOOKED, _EVENT = 3, 6
-"""Words of it."""
+_LOOKED = 3
+"""A word of it."""
 _LOOK_WORDS, _SEGMENT_WORDS = 5, 3
 """Of ``struct look``, ``struct segment``."""
-_NUMBER, _INBOX, _CARRIER, _TO = 2, 3, 4, 5
+_NUMBER, _INBOX, _CARRIER, _TO, _EVENTS, _INTO = 2, 3, 4, 5, 7, 8
 """Words of ``struct asked``."""
+
+
+class Carrier(Protocol):
+    """Whose struct lies at ``address``."""
+
+    address: int
 
 
 def part_words(runs: Numbers, looks: array[int] | None, segments: array[int] | None = None) -> tuple[int, ...]:
     """``struct part``: what is read, what of it is looked at, and what is copied on."""
-    return (*runs, *_counted(looks, _LOOK_WORDS), *_counted(segments, _SEGMENT_WORDS), 0)
+    return (*runs, *_counted(looks, _LOOK_WORDS), *_counted(segments, _SEGMENT_WORDS))
 
 
 class Looks(NamedTuple):
@@ -36,9 +43,9 @@ class Looks(NamedTuple):
 
 class Order(Generic[X]):
     """All ``parts`` of one thing, each with its runs, with what is looked at of it, and with the segments that are copied on. Nobody asks
-    for it while it is under way; what readers tell of it stays until it is asked for again. Some 600 bytes."""
+    for it while it is under way; what readers tell of it stays until it is asked for again. Some 900 bytes."""
 
-    __slots__ = ("_asked", "_carrier", "_into", "_kept", "_looks", "_told", "_words", "address", "name", "nbytes", "parts")
+    __slots__ = ("_asked", "_carrier", "_into", "_kept", "_looks", "_words", "address", "asked", "name", "nbytes", "parts", "told")
 
     def __init__(
         self, name: str, parts: Sequence[X], runs: Sequence[Numbers], segments: Sequence[array[int]], looks: Looks | None, kept: object
@@ -48,8 +55,10 @@ class Order(Generic[X]):
         looked = [None] * len(parts) if looks is None else looks.words
         each = zip(runs, looked, segments, strict=True)
         self._words = array("q", [word for run, look, copied in each for word in part_words(run, look, copied)])
-        self._told = array("q", bytes(16 * len(parts)))
-        self._asked = array("q", (self._words.buffer_info()[0], len(parts), 0, 0, 0, 0, self._told.buffer_info()[0]))
+        self.told = array("q", bytes(16 * len(parts)))
+        """Of each part, the last time: its number among what the carrier had carried with it; when its copies were queued, in ns of the
+        monotonic clock."""
+        self._asked = array("q", (self._words.buffer_info()[0], len(parts), 0, 0, 0, 0, self.told.buffer_info()[0], 0, 0))
         self.address, _ = self._asked.buffer_info()
         """Of its ``struct asked``."""
         self.nbytes = [sum(copied[2::_SEGMENT_WORDS]) for copied in segments]
@@ -57,6 +66,8 @@ class Order(Generic[X]):
         self._looks, self._kept = looks, (kept, segments)
         self._carrier: object = None
         self._into: memoryview | None = None
+        self.asked: Any = None
+        """What readers know of it while it is under way."""
 
     @property
     def looked(self) -> array[int]:
@@ -71,28 +82,27 @@ class Order(Generic[X]):
         """Somebody else has looked at this part."""
         self._words[part * PART_WORDS + _LOOKED] = 0
 
-    def carry(self, carrier: object, address: int, to: int, events: Sequence[int]) -> None:
-        """When it comes next, ``carrier``, whose struct lies at ``address``, copies its segments on to memory at ``to``. The driver's
-        ``events`` are recorded behind its parts."""
-        self._carrier = carrier  # C looks at it
-        self._words[_EVENT::PART_WORDS] = array("q", events)
-        self._asked[_CARRIER], self._asked[_TO] = address, to
-        for at in range(len(self._told)):
-            self._told[at] = 0
+    def carry(self, carrier: Carrier, to: int, events: array[int]) -> None:
+        """When it comes next, ``carrier`` copies its segments on to memory at ``to``. The driver's ``events`` are recorded behind its
+        parts."""
+        self._carrier, words = (carrier, events), self._asked  # C looks at both
+        words[_CARRIER], words[_TO], words[_EVENTS] = carrier.address, to, events.buffer_info()[0]
 
-    def come(self, number: int, inbox: int, into: memoryview) -> None:
-        """It is asked for next as ``number``, into a buffer; the inbox whose struct lies at ``inbox`` hears of it."""
-        self._asked[_NUMBER], self._asked[_INBOX], self._into = number, inbox, into
+    def come(self, number: int, inbox: int, into: memoryview, address: int) -> None:
+        """It is asked for next as ``number``, into a buffer that lies at ``address``; the inbox whose struct lies at ``inbox`` hears of
+        it."""
+        words, self._into = self._asked, into
+        words[_NUMBER], words[_INBOX], words[_INTO] = number, inbox, address
 
     @property
     def numbers(self) -> array[int]:
         """Of each part, the last time: how many the carrier had carried with it."""
-        return self._told[::2]
+        return self.told[::2]
 
     @property
     def begun_ns(self) -> array[int]:
         """Of each part, the last time: when its copies were queued, by the monotonic clock."""
-        return self._told[1::2]
+        return self.told[1::2]
 
     def refusal(self) -> BaseException | None:
         """Why a part was not sound, or not carried, the last time; None where none was refused."""
@@ -101,6 +111,10 @@ class Order(Generic[X]):
             return unsound
         refused = min(self.numbers)
         return RuntimeError(f"CUDA error: to queue a copy of what was read returned {-refused}") if refused < 0 else None
+
+
+Brought = tuple[Order[Any], K, memoryview, int]
+"""What comes next, as whom its inbox hears of it, the buffer to which it comes, and where that lies."""
 
 
 def _counted(words: array[int] | None, each: int) -> Numbers:

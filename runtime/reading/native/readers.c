@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { READERS_VERSION = 4 };
+enum { READERS_VERSION = 5 };
 enum { LOG = 4096, LOG_TOLD = 512 }; /* facts that are kept, beside two of each reader, and after how many somebody should hear them */
 enum { ENDED, ODD, OVER, TOLD };     /* why readers_work returns */
 
@@ -107,12 +107,12 @@ static void wake(struct readers *pool, int readers)
 }
 
 /* 0, or 1 without memory: then nothing is asked for. The parts, all that they name, and what they land in must stay until the request is
- * over: then its number comes into the inbox, or readers_work returns with it. */
-int64_t readers_ask(struct readers *pool, const struct asked *asked, int64_t requests, char *into, int64_t urgent)
+ * over: then its number comes into the inbox, or readers_work returns with it. One reader is woken for all of `asked`. */
+int64_t readers_ask(struct readers *pool, const struct asked *const *asked, int64_t requests, int64_t urgent)
 {
     struct request *first = NULL, **end = &first;
     for (int64_t i = 0; i < requests; i++, end = &(*end)->next) {
-        if ((*end = request_of(&asked[i], into)))
+        if ((*end = request_of(asked[i])))
             continue;
         for (struct request *request; (request = first); request_free(request))
             first = request->next;
@@ -283,7 +283,7 @@ int64_t readers_work(struct readers *pool, int64_t me, int64_t *told)
         pthread_mutex_unlock(&pool->lock);
         wake(pool, woken);
         if (!closed) {
-            fact.bytes = read_block(&block, state, request->into, staging, copy, &copies);
+            fact.bytes = read_block(&block, state, request->asked.into, staging, copy, &copies);
             if (fact.bytes >= 0 && copies && !copy_all(pool, copy, copies))
                 fact.bytes = -1;
         }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 4
+VERSION = 5
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
@@ -73,7 +73,7 @@ def readers_library() -> ReadersLibrary | None:
         ("carrier_close", None, [address]),
         ("carrier_free", None, [address]),
         ("readers_open", address, [number, address, number]),
-        ("readers_ask", number, [address, address, number, address, number]),
+        ("readers_ask", number, [address, address, number, number]),
         ("readers_work", number, [address, number, numbers]),
         ("readers_mended", number, [address, number, number]),
         ("readers_hear", number, [address, ctypes.POINTER(CFact), number]),

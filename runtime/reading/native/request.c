@@ -2,6 +2,7 @@
 #include "request.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int64_t blocks_of(const struct run *run)
 {
@@ -32,7 +33,7 @@ static struct block next_block(struct request *request)
     return (struct block){run->file, offset, (stop < end ? stop : end) - offset, run->dest + offset - begin, run->landing};
 }
 
-struct request *request_of(const struct asked *asked, char *into)
+struct request *request_of(const struct asked *asked)
 {
     struct request *request = calloc(1, sizeof *request + (size_t)asked->count * sizeof *request->awaited);
     if (!request || (asked->inbox && inbox_expect(asked->inbox))) {
@@ -40,7 +41,8 @@ struct request *request_of(const struct asked *asked, char *into)
         return NULL;
     }
     request->asked = *asked;
-    request->into = into;
+    if (asked->carrier)
+        memset(asked->carried, 0, (size_t)asked->count * sizeof *asked->carried);
     for (int64_t i = 0; i < asked->count; i++) {
         struct awaited *awaited = &request->awaited[i];
         for (int64_t k = 0; k < asked->parts[i].count; k++)
@@ -88,11 +90,11 @@ int bring_on(struct request *request, int64_t number)
 {
     const struct asked *asked = &request->asked;
     struct part *part = &asked->parts[number];
-    if (!all_numbers(part->looks, part->looked, request->into))
+    if (!all_numbers(part->looks, part->looked, asked->into))
         return 0;
     part->looked = 0;
-    const struct move move = {part->segments, part->copied, asked->to, request->into};
-    return !asked->carrier || !carry_on(asked->carrier, &move, part->event, &asked->carried[number]);
+    const struct move move = {part->segments, part->copied, asked->to, asked->into};
+    return !asked->carrier || !carry_on(asked->carrier, &move, asked->events[number], &asked->carried[number]);
 }
 
 int over(struct request *request, int64_t *number)

@@ -22,7 +22,6 @@ struct part {
     int64_t looked;           /* how many; 0 from the time on that all were numbers */
     const struct segment *segments; /* then copied on, if the request has a carrier */
     int64_t copied;
-    void *event;              /* recorded behind them */
 };
 
 struct asked {
@@ -32,6 +31,8 @@ struct asked {
     struct carrier *carrier; /* NULL: nothing is copied on */
     uint64_t to;             /* where the segments go */
     struct carried *carried; /* written: of each part */
+    void *const *events;     /* recorded behind each part that is copied on */
+    char *into;              /* where all of it lands */
 };
 
 /* How much of a part is still to come. */
@@ -42,7 +43,6 @@ struct awaited {
 struct request {
     struct request *next;
     struct asked asked;
-    char *into;
     int64_t part, run, step;     /* which block is the next */
     int64_t taken, left, blocks; /* left: blocks that are not over, or whose part is not brought on */
     int64_t failed, unsound;     /* unsound: what came is no number, or the driver refuses it */
@@ -54,7 +54,7 @@ struct queue {
 };
 
 /* NULL without memory. */
-struct request *request_of(const struct asked *asked, char *into);
+struct request *request_of(const struct asked *asked);
 /* Of a request that nobody was told of. */
 void request_free(struct request *request);
 /* Takes the next block of the queue's first request, and says of which part it is, or, of a request that has failed, all that are left. 0
