@@ -108,7 +108,7 @@ class IdleCard:
 
     def driver_calls(self) -> DriverCalls:
         idle = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-        return DriverCalls(idle, 0, idle, idle, 0)
+        return DriverCalls(idle, 0, idle, idle, 0, idle, 0)
 
     def in_one_piece(self, source: torch.Tensor) -> bool:
         return True

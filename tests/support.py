@@ -286,6 +286,7 @@ class HostCopier:
 ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
 """The driver's calls, as threads without Python make them."""
 
 
@@ -294,11 +295,11 @@ class CarryingCopier(HostCopier):
 
     def __init__(self) -> None:
         self.carried = 0
-        self._calls = ENTER(lambda context: 0), COPY(self._carried), RECORD(lambda event, stream: 0)
+        self._calls = ENTER(lambda context: 0), COPY(self._carried), RECORD(lambda event, stream: 0), WAIT(lambda stream, event, flags: 0)
 
     def driver_calls(self) -> DriverCalls | None:
-        enter, copy, record = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
-        return DriverCalls(enter, 0, copy, record, 0)
+        enter, copy, record, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, 0, copy, record, 0, wait, 0)
 
     def event_ahead(self) -> tuple[float, int]:
         return time.perf_counter(), 0

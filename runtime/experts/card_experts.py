@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -145,7 +146,7 @@ class CardExperts:
                 self._decide(layer, coming, routing)
             slots, arrived = self._slots.placed(layer, (*here, *came))
             yield self._group(arrived, coming.asked, partial(self._come, layer, coming, slots, len(here)))
-            assert not coming.far, "whoever computes with a group has it come"
+            assert coming.come or not coming.far, "whoever computes with a group has it come"
             self._copies.left(slots)
             self._behind = partial(self._end, layer, coming, routing, here, came)
             return
@@ -171,22 +172,35 @@ class CardExperts:
         return Group(arrived, len(asked), partial(beside.made, asked) if beside is not None and asked else tuple, come)
 
     def _come(self, layer: int, coming: Misses, slots: Sequence[int], here: int) -> None:
-        """All of a visit's experts, which have ``slots``, the first of them ``here``: kernels issued from now on find them."""
+        """All of a visit's experts, which have ``slots``, the first of them ``here``: kernels issued from now on find them. What the SSD
+        brings is slept for by one call, behind which the host launches at once: what came is booked by :meth:`catch_up`."""
+        clock, coming.come = self._clock, True
+        late = self._copies.arrivals(slots, here)
         if coming.far:
-            self._clock.idle()
+            clock.idle()
+            if len(coming.carried) == len(coming.far) and self._ahead.meanwhile is None:
+                begun_s = time.perf_counter()
+                over = self._carried.come(coming.carried)
+                if over is not None:
+                    coming.waited_s = time.perf_counter() - begun_s
+                    clock.resume(over)
+                    return
             self._all_came(layer, coming)
-        self._clock.resume(self._slots.arrive(slots, here, self._clock.idle))
+            late = [*late, *self._copies.arrivals(slots, 0)]
+        clock.resume(self._slots.await_all(late, clock.idle))
 
-    def _all_came(self, layer: int, coming: Misses) -> list[int]:
-        """Wait for all that readers bring of the SSD, and have to copy."""
+    def _all_came(self, layer: int, coming: Misses, awaited: bool = False) -> list[int]:
+        """Wait for all that readers bring of the SSD, and have to copy. ``awaited``: it has come, and kernels wait for it."""
         came, carried = [*coming.far], coming.carried
-        self._dram.all_parts(layer, came, self._ahead.meanwhile)
+        self._dram.all_parts(layer, came, None if awaited else self._ahead.meanwhile, coming.waited_s)
         coming.far.clear()
-        self._carried.all_came(layer, carried if len(carried) == len(came) else {expert: carried[expert] for expert in came})
+        self._carried.all_came(layer, carried if len(carried) == len(came) else {expert: carried[expert] for expert in came}, awaited)
         return came
 
     def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
         """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""
+        if coming.far:
+            self._all_came(layer, coming, awaited=True)
         if not coming.decided:
             self._decide(layer, coming, routing)
         self._let_go(layer, here, came)

@@ -28,3 +28,7 @@ class Misses:
     decided: bool = False
     """Whether both tiers know what is to stay."""
     looked_ahead: bool = False
+    come: bool = False
+    """Whether kernels that are issued from now on find all of it."""
+    waited_s: float = 0.0
+    """How long the host waited for what it has not been told of, though it came."""

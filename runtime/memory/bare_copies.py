@@ -20,9 +20,11 @@ _AT_LEAST = 0
 
 
 class DriverCalls(NamedTuple):
-    """What threads without Python call to queue copies on a stream: addresses of functions, of a context and of the stream.
+    """What is called without Python to queue copies on a stream, and to have kernels wait for them: addresses of functions, of a context
+    and of both streams.
 
-    ``enter(context)``, ``copy(into, source, nbytes, stream)``, ``record(event, stream)``; each returns 0, or what it refuses with.
+    ``enter(context)``, ``copy(into, source, nbytes, stream)``, ``record(event, stream)``, ``wait(kernels, event, 0)``; each returns 0, or
+    what it refuses with. The last one is called by the thread that launches kernels.
     """
 
     enter: int
@@ -30,16 +32,18 @@ class DriverCalls(NamedTuple):
     copy: int
     record: int
     stream: int
+    wait: int
+    kernels: int
 
     @classmethod
-    def of(cls, stream: int) -> DriverCalls:
+    def of(cls, stream: int, kernels: int) -> DriverCalls:
         """Of the calling thread's context."""
         context = ctypes.c_void_p()
         _check("cuCtxGetCurrent", _function("cuCtxGetCurrent", ctypes.c_void_p)(ctypes.addressof(context)))
         driver = ctypes.PyDLL("libcuda.so.1")
-        calls = (ctypes.cast(getattr(driver, name), ctypes.c_void_p) for name in ("cuCtxSetCurrent", "cuMemcpyAsync", "cuEventRecord"))
-        enter, copy, record = (call.value or 0 for call in calls)
-        return cls(enter, context.value or 0, copy, record, stream)
+        names = "cuCtxSetCurrent", "cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent"
+        enter, copy, record, wait = (ctypes.cast(getattr(driver, name), ctypes.c_void_p).value or 0 for name in names)
+        return cls(enter, context.value or 0, copy, record, stream, wait, kernels)
 
 
 class BareCopies:

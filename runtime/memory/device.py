@@ -62,7 +62,7 @@ class CopyDevice(Protocol):
         :meth:`copying`."""
 
     def driver_calls(self) -> DriverCalls | None:
-        """By which other threads queue copies on the copy stream; None where only Python can."""
+        """By which copies are queued on the copy stream, and kernels wait for them, without Python; None where only Python can."""
 
     def in_one_piece(self, source: torch.Tensor) -> bool:
         """Whether they may copy all of ``source`` as one."""
@@ -179,7 +179,7 @@ class CudaDevice:
 
     def driver_calls(self) -> DriverCalls | None:
         self.copies.query()  # makes the card's context the thread's own
-        return DriverCalls.of(self.copies.cuda_stream)
+        return DriverCalls.of(self.copies.cuda_stream, self._compute.cuda_stream)
 
     def in_one_piece(self, source: torch.Tensor) -> bool:
         begin, borders = source.data_ptr(), self.borders

@@ -30,6 +30,8 @@ from penstock.runtime.reading.store_errors import cancelled, closed
 
 K = TypeVar("K")
 NS = 1e-9
+SLEEP_NS = 1_000_000_000
+"""How long one call sleeps at most for what is to come."""
 _ASKED_WORDS = 9
 """Of ``struct asked``."""
 MOST_HEARD = 64
@@ -99,6 +101,7 @@ class NativeReaders:
         self._asked: dict[int, _Asked] = {}
         self._inboxes: list[NativeInbox[Any]] = []
         self._order, self._hearing = threading.Lock(), threading.Lock()
+        self._come = library.waiting.orders_come
         self._facts = (CFact * MOST_HEARD)()
         self._names: dict[int, str] = {}
         """Of requests, for spans."""
@@ -166,6 +169,13 @@ class NativeReaders:
                 numbers.append(number)
                 addresses.append(order.address)
             self._ask(addresses, numbers, True)
+
+    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
+        addresses = array("q", [order.address for order in orders])
+        at, count = addresses.buffer_info()
+        part: int = self._come(inbox.address, at, count, SLEEP_NS, int(after_s / NS))  # type: ignore[attr-defined]
+        return part if part >= 0 else None
 
     def _ask(self, asked: array[int], numbers: Sequence[int], urgent: bool) -> None:
         """``struct asked`` of each of ``numbers`` lies at one of ``asked``."""

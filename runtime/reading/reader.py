@@ -70,6 +70,11 @@ class UrgentReads(Reads, Protocol):
         """Read orders that a carrier was told to carry, each into its buffer, urgently. Each part is copied on when it has come; ``inbox``
         hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest."""
 
+    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
+        """Sleep for ``orders``, which :meth:`bring` asked for, a second at most. When all have come, kernels that are issued next wait for
+        what their carrier carried: returns for which of their parts, one order's behind the other's. None, and nothing is known, where
+        the inbox has to be looked at instead, or the last copy was queued before ``after_s`` of the host's clock. What came stays there."""
+
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
         it from the readers for as long as it computes."""
@@ -167,6 +172,10 @@ class ReadPool:
         if self._readers.broken is not None:
             raise self._readers.broken
         self._native.bring(brought, inbox)
+
+    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
+        """See :class:`UrgentReads`."""
+        return self._native.come(orders, inbox, after_s)
 
     @property
     def _native(self) -> NativeReaders:

@@ -30,7 +30,7 @@ from penstock.runtime.reading.reads_inbox import Ticket
 from penstock.runtime.store.scales import Scale
 from tests.cli import HANGS_S
 from tests.runtime.test_native_readers import SIZE, Held, buffer, content, handed_back, no_waiting
-from tests.support import COPY, ENTER, RECORD
+from tests.support import COPY, ENTER, RECORD, WAIT
 
 __all__ = ["content", "no_waiting"]
 pytestmark = pytest.mark.skipif(not readers_library.readers_file().exists(), reason="no compiler made the readers")
@@ -45,12 +45,13 @@ class PlayedCard:
         self.memory = buffer(NBYTES)
         self.events: list[int] = []
         self.refuses = -1
-        self._calls = ENTER(lambda context: 0), COPY(self._copied), RECORD(self._recorded)
+        self.waits: list[int] = []
+        self._calls = ENTER(lambda context: 0), COPY(self._copied), RECORD(self._recorded), WAIT(self._waited)
 
     @property
     def calls(self) -> DriverCalls:
-        enter, copy, record = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
-        return DriverCalls(enter, 0, copy, record, 0)
+        enter, copy, record, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, 0, copy, record, 0, wait, 77)
 
     def _copied(self, to: int, source: int, nbytes: int, stream: int) -> int:
         if nbytes == self.refuses:
@@ -60,6 +61,11 @@ class PlayedCard:
 
     def _recorded(self, event: int, stream: int) -> int:
         self.events.append(event)
+        return 0
+
+    def _waited(self, stream: int, event: int, flags: int) -> int:
+        assert (stream, flags) == (77, 0)
+        self.waits.append(event)
         return 0
 
 

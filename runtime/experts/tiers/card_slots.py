@@ -92,8 +92,12 @@ class CardSlots:
         """Kernels issued from now on find what lies in ``slots``, or is on its way there. Returns the last event that they wait for; before
         the first, ``pause`` is called. Only of the first ``here`` slots is it asked whether all has come: the answer takes the host longer
         than to have the card wait."""
+        return self.await_all(self.copies.arrivals(slots, here), pause)
+
+    def await_all(self, arrivals: Sequence[Event], pause: Callable[[], None]) -> Event | None:
+        """Kernels issued from now on wait for ``arrivals``. Returns the last of them; before the first, ``pause`` is called."""
         late = None
-        for arrival in self.copies.arrivals(slots, here):
+        for arrival in arrivals:
             if late is None:
                 pause()
             self._device.compute_waits(arrival)

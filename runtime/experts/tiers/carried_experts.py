@@ -80,17 +80,27 @@ class CarriedExperts:
         begun, self._begun = self._begun, {}
         return begun
 
-    def all_came(self, layer: int, came: Mapping[int, Carried]) -> None:
-        """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all. Call
-        :meth:`settle` before their slots in DRAM are given back."""
-        last, begun_ns, over, slots = 0, 0, None, list[int]()
+    def come(self, carried: Mapping[int, Carried]) -> Event | None:
+        """Sleep until ``carried`` have come. Kernels that are issued next wait for the event that is returned, behind all copies that were
+        queued until then; None where nothing is known. :meth:`all_came` is still to be called."""
+        orders, events = list[Order[tuple[Extent, ...]]](), list[Event]()
+        for _, _, order, points in carried.values():
+            orders.append(order)
+            events += points
+        part = self._dram.come(orders, self._copies.copied_s)
+        return None if part is None else events[part]
+
+    def all_came(self, layer: int, came: Mapping[int, Carried], awaited: bool = False) -> None:
+        """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all, unless
+        they are ``awaited``. Call :meth:`settle` before their slots in DRAM are given back."""
+        last, begun_ns, over, slots = 0, 0, next(iter(came.values()))[3][0], list[int]()
         for slot, _, order, events in came.values():
             slots.append(slot)
             for at in range(0, len(order.told), 2):
                 if order.told[at] > last:
                     last, begun_ns, over = order.told[at], order.told[at + 1], events[at >> 1]
-        assert over is not None, "what came was carried on"
-        self._copies.carried(slots, over, begun_ns * 1e-9)
+        if not awaited:
+            self._copies.carried(slots, over, begun_ns * 1e-9)
         self._came.append((layer, came, over))
 
     def settle(self) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -243,11 +243,14 @@ class DramExperts:
         self.stats.wait_s += time.perf_counter() - begun
         return came
 
-    def all_parts(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None) -> None:
+    def all_parts(
+        self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None, waited_s: float = 0.0
+    ) -> None:
         """Wait until ``experts``, all on their way and carried on, have arrived. Calls ``meanwhile`` again and again until then. The
-        thread is woken once, when the last of them has come: whatever it does then it does with cold caches."""
+        thread is woken once, when the last of them has come: whatever it does then it does with cold caches. ``waited_s``: how long it
+        has waited for them before."""
         fetches = [self._fetches[layer, expert] for expert in experts]
-        begun = time.perf_counter()
+        begun = time.perf_counter() - waited_s
         while left := sum([fetch.left for fetch in fetches]):
             self._hear(1.0 if meanwhile is None else LOOK_UP_S, left)
             if meanwhile is not None:
@@ -258,6 +261,11 @@ class DramExperts:
             self._raise_if_broken()
             for fetch in fetches:
                 del self._fetches[fetch.key]
+
+    def come(self, orders: Sequence[Order[Any]], after_s: float) -> int | None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`. :meth:`all_parts` of them is still to be called, and then returns at
+        once."""
+        return self._pool.come(orders, self._inbox, after_s)
 
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""

@@ -76,7 +76,7 @@ class ExpertCopies:
         self.points = PointsAhead(device)
         self._booking = Booking(device, ledger, EXPERTS)
         self._queued: deque[_Unbooked] = deque()
-        self._copied_s = 0.0
+        self.copied_s = 0.0
         """When the caller's latest copies had been queued, by the host's clock."""
         self._arrived: dict[int, Event] = {}
         self.used: set[int] = set()
@@ -106,7 +106,7 @@ class ExpertCopies:
             carrier.copy(moves, handle)
         for slot in slots:
             self._arrived[slot] = over
-        self._copied_s = time.perf_counter()
+        self.copied_s = time.perf_counter()
         self._queued.append((issued_s, over, tuple(keys), nbytes))
         return over
 
@@ -120,7 +120,7 @@ class ExpertCopies:
         """The threads that read experts have queued their copies into ``slots``, all before ``over``, the last of them from ``begun_s`` of
         the host's clock on. Kernels that are issued next wait for them; where the caller's own copies were queued before that one, they
         wait for it alone, since the driver takes the host 20 us a wait on some hosts."""
-        if self._copied_s < begun_s:
+        if self.copied_s < begun_s:
             self._awaited += self._arrived.values()
             slots = (*self._arrived, *slots)
         self._arrived |= dict.fromkeys(slots, over)

@@ -5,7 +5,7 @@
 #include <time.h>
 
 /* NULL without memory. */
-struct carrier *carrier_open(void *enter, void *context, void *copy, void *record, void *stream)
+struct carrier *carrier_open(void *enter, void *context, void *copy, void *record, void *stream, void *wait, void *kernels)
 {
     struct carrier *carrier = calloc(1, sizeof *carrier);
     if (!carrier)
@@ -15,7 +15,9 @@ struct carrier *carrier_open(void *enter, void *context, void *copy, void *recor
     *(void **)&carrier->copy = copy;
     *(void **)&carrier->record = record;
     carrier->context = context;
+    *(void **)&carrier->wait = wait;
     carrier->stream = stream;
+    carrier->kernels = kernels;
     pthread_mutex_init(&carrier->lock, NULL);
     return carrier;
 }

@@ -11,6 +11,8 @@ struct carrier {
     int (*copy)(uint64_t to, uint64_t from, size_t bytes, void *stream);
     int (*record)(void *event, void *stream);
     void *stream;
+    int (*wait)(void *kernels, void *event, unsigned flags); /* the stream of kernels goes on behind the event */
+    void *kernels;
     int64_t closed, carried; /* carried: parts of requests */
     pthread_mutex_t lock;
 };

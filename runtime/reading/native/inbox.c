@@ -100,9 +100,7 @@ int64_t inbox_take(struct inbox *inbox, int64_t *numbers, int64_t most)
     return taken;
 }
 
-/* The same when `least` have come, or as many as there are after so many ns, or earlier for a signal, which is the caller's to handle. One
- * caller at a time. */
-int64_t inbox_wait(struct inbox *inbox, int64_t *numbers, int64_t most, int64_t ns, int64_t least)
+int inbox_await(struct inbox *inbox, int64_t ns, int64_t least)
 {
     struct timespec left = {ns / 1000000000, ns % 1000000000};
     pthread_mutex_lock(&inbox->lock);
@@ -115,6 +113,15 @@ int64_t inbox_wait(struct inbox *inbox, int64_t *numbers, int64_t most, int64_t 
         syscall(SYS_futex, &inbox->rung, FUTEX_WAIT_PRIVATE, rung, &left, NULL, 0);
     pthread_mutex_lock(&inbox->lock);
     inbox->waiting = 0;
+    int missing = inbox->held < least || inbox->words;
     pthread_mutex_unlock(&inbox->lock);
+    return missing;
+}
+
+/* Up to `most` numbers when `least` have come, or as many as there are after so many ns, or earlier for a signal, which is the caller's to
+ * handle. One caller at a time. */
+int64_t inbox_wait(struct inbox *inbox, int64_t *numbers, int64_t most, int64_t ns, int64_t least)
+{
+    inbox_await(inbox, ns, least);
     return inbox_take(inbox, numbers, most);
 }

@@ -17,5 +17,7 @@ struct inbox {
 int inbox_expect(struct inbox *inbox);
 void inbox_forget(struct inbox *inbox);
 void inbox_push(struct inbox *inbox, int64_t number);
+/* Sleeps until `least` numbers have come, for so many ns at most, or less for a signal. 0 when they have, and nothing that wakes at once. */
+int inbox_await(struct inbox *inbox, int64_t ns, int64_t least);
 
 #endif

@@ -26,13 +26,13 @@ from penstock.runtime.reading.native.readers_library import readers_file
 from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
 from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, arrivals, card_tier, check, compute_in_any_order, dram_tier
 from tests.runtime.test_native_readers import Held
-from tests.support import COPY, ENTER, RECORD
+from tests.support import COPY, ENTER, RECORD, WAIT
 
 pytestmark = pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
 LEAST = fewest_slots(EXPERTS) + len(LAYERS)
 
-CONTEXT, STREAM = 77, 88
+CONTEXT, STREAM, KERNELS = 77, 88, 99
 
 
 class CarryingDevice(FakeDevice):
@@ -40,14 +40,14 @@ class CarryingDevice(FakeDevice):
 
     def __init__(self, choose: Callable[[Any], str] = lambda enabled: enabled[0]):
         super().__init__(choose)
-        self.refuses = self.carried = 0
+        self.refuses = self.carried = self.waits = 0
         self.threads: set[str] = set()
         self._ahead: dict[int, FakeEvent] = {}
-        self._calls = ENTER(self._enter), COPY(self._copy), RECORD(self._recorded)
+        self._calls = ENTER(self._enter), COPY(self._copy), RECORD(self._recorded), WAIT(self._waited)
 
     def driver_calls(self) -> DriverCalls | None:
-        enter, copy, record = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
-        return DriverCalls(enter, CONTEXT, copy, record, STREAM)
+        enter, copy, record, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, CONTEXT, copy, record, STREAM, wait, KERNELS)
 
     def event_ahead(self) -> tuple[FakeEvent, int]:
         event, handle = FakeEvent(), len(self._ahead) + 1
@@ -67,6 +67,12 @@ class CarryingDevice(FakeDevice):
 
     def _recorded(self, event: int, stream: int) -> int:
         self._queues["copies"].append(_Record(self._ahead[event]))
+        return 0
+
+    def _waited(self, stream: int, event: int, flags: int) -> int:
+        assert (stream, flags) == (KERNELS, 0)
+        self.waits += 1
+        self.compute_waits(self._ahead[event])
         return 0
 
 
