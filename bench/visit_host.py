@@ -110,7 +110,7 @@ class IdleCard:
         idle = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
         return DriverCalls(idle, 0, idle, idle, 0, idle, 0)
 
-    def in_one_piece(self, source: torch.Tensor) -> bool:
+    def in_one_piece(self, begin: int, nbytes: int) -> bool:
         return True
 
     def event_ahead(self) -> tuple[float, int]:
@@ -142,7 +142,7 @@ class IdleCard:
     def done(self, event: float) -> bool:
         return True
 
-    def note_done(self, event: float) -> None: ...
+    def note_done(self, events: Iterable[float]) -> None: ...
 
     def time_of(self, event: float) -> float:
         return event

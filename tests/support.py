@@ -242,7 +242,7 @@ class HostCopier:
         """Only Python queues copies here."""
         return None
 
-    def in_one_piece(self, source: torch.Tensor) -> bool:
+    def in_one_piece(self, begin: int, nbytes: int) -> bool:
         return True
 
     def event_ahead(self) -> tuple[float, int]:
@@ -276,7 +276,7 @@ class HostCopier:
     def done(self, event: float) -> bool:
         return True
 
-    def note_done(self, event: float) -> None:
+    def note_done(self, events: Iterable[float]) -> None:
         pass
 
     def time_of(self, event: float) -> float:

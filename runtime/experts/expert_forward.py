@@ -202,7 +202,9 @@ class LayerExperts:
         whole = done = None
         for arrived, others, made, come in self._source.groups(self.layer, routing):
             if recorded is not None and len(arrived) + others == len(place):
-                experts: dict[int, Parameters | Made] = {**dict(arrived), **{one.expert: one for one in made()}}
+                experts: dict[int, Parameters | Made] = dict(arrived)
+                if others:
+                    experts |= {one.expert: one for one in made()}
                 done = recorded([experts[expert] for expert in place], come)
                 if done is not None:
                     continue

@@ -16,11 +16,12 @@ class CardEvent:
     """The point after everything that its stream was given before. Once it is known to have happened the driver is not asked again: a call
     into it costs 15 to 20 us on some hosts."""
 
-    __slots__ = ("_at_s", "_driver", "_free", "_happened")
+    __slots__ = ("_at_s", "_driver", "_free", "happened")
 
     def __init__(self, driver: DriverEvent, free: deque[DriverEvent]):
         self._driver, self._free = driver, free
-        self._happened = False
+        self.happened = False
+        """Whether that is known, by whomever."""
         self._at_s: float | None = None
 
     def __del__(self) -> None:
@@ -28,30 +29,26 @@ class CardEvent:
 
     def before(self, stream: Any) -> None:
         """What ``stream`` is given from now on begins after it."""
-        if not self._happened:
+        if not self.happened:
             self._driver.wait(stream)
-
-    def note_done(self) -> None:
-        """It has happened, as somebody knows without the driver."""
-        self._happened = True
 
     def wait(self) -> None:
         """Block the calling thread until it has happened."""
-        if not self._happened:
+        if not self.happened:
             self._driver.synchronize()
-            self._happened = True
+            self.happened = True
 
     def done(self) -> bool:
         """Whether it has happened; never blocks."""
-        if not self._happened:
-            self._happened = self._driver.query()
-        return self._happened
+        if not self.happened:
+            self.happened = self._driver.query()
+        return self.happened
 
     def seconds_after(self, begin: CardEvent) -> float:
         """From ``begin``, the same one whenever it is asked; both have happened."""
         if self._at_s is None:
             self._at_s = begin._driver.elapsed_time(self._driver) / 1e3
-            self._happened = True
+            self.happened = True
         return self._at_s
 
     def seconds_until(self, driver: DriverEvent) -> float:
@@ -69,9 +66,6 @@ class HostPoint:
         self._at_s = at_s
 
     def before(self, stream: Any) -> None:
-        """It has happened."""
-
-    def note_done(self) -> None:
         """It has happened."""
 
     def wait(self) -> None:

@@ -64,8 +64,8 @@ class CopyDevice(Protocol):
     def driver_calls(self) -> DriverCalls | None:
         """By which copies are queued on the copy stream, and kernels wait for them, without Python; None where only Python can."""
 
-    def in_one_piece(self, source: torch.Tensor) -> bool:
-        """Whether they may copy all of ``source`` as one."""
+    def in_one_piece(self, begin: int, nbytes: int) -> bool:
+        """Whether they may copy as one what lies in ``nbytes`` of DRAM from address ``begin`` on."""
 
     def event_ahead(self) -> tuple[Event, int]:
         """A point in the copy stream that such a thread will record, and the driver's handle for it. Nothing is asked of it before."""
@@ -94,8 +94,8 @@ class CopyDevice(Protocol):
     def done(self, event: Event) -> bool:
         """Whether ``event`` has happened; never blocks."""
 
-    def note_done(self, event: Event) -> None:
-        """``event`` has happened, as whoever read back what was computed behind it knows: the driver need not be asked."""
+    def note_done(self, events: Iterable[Event]) -> None:
+        """``events`` have happened, as whoever read back what was computed behind them knows: the driver need not be asked."""
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         """Page-locked ``host`` (uint8) as a tensor that kernels read over the link, without a copy."""
@@ -169,7 +169,7 @@ class CudaDevice:
 
     def copy_parts(self, into: torch.Tensor, source: torch.Tensor, segments: Iterable[Segment]) -> None:
         bare, to, begin, borders = self._bare, into.data_ptr(), source.data_ptr(), self.borders
-        whole = self.in_one_piece(source)
+        whole = self.in_one_piece(begin, source.numel())
         for s in segments:
             if whole:
                 bare(to + s.dst, begin + s.src, s.nbytes)
@@ -181,9 +181,8 @@ class CudaDevice:
         self.copies.query()  # makes the card's context the thread's own
         return DriverCalls.of(self.copies.cuda_stream, self._compute.cuda_stream)
 
-    def in_one_piece(self, source: torch.Tensor) -> bool:
-        begin, borders = source.data_ptr(), self.borders
-        return bisect_right(borders, begin) == bisect_left(borders, begin + source.numel())
+    def in_one_piece(self, begin: int, nbytes: int) -> bool:
+        return bisect_right(self.borders, begin) == bisect_left(self.borders, begin + nbytes)
 
     def event_ahead(self) -> tuple[CardEvent, int]:
         return self.events.ahead(self.copies)
@@ -215,8 +214,9 @@ class CudaDevice:
     def done(self, event: CardEvent | HostPoint) -> bool:
         return event.done()
 
-    def note_done(self, event: CardEvent | HostPoint) -> None:
-        event.note_done()
+    def note_done(self, events: Iterable[CardEvent]) -> None:
+        for event in events:
+            event.happened = True
 
     def time_of(self, event: CardEvent | HostPoint) -> float:
         return self._base_s + event.seconds_after(self._base)

@@ -165,22 +165,23 @@ class ReadPool:
         self, name: str, parts: Sequence[Sequence[Extent]], nbytes: int, segments: Sequence[array[int]], looks: Looks | None = None
     ) -> Order[Sequence[Extent]]:
         """See :class:`UrgentReads`."""
-        return self._native.order(name, parts, nbytes, segments, looks)
+        readers = self._readers
+        assert isinstance(readers, NativeReaders), "they gave a carrier"
+        return readers.order(name, parts, nbytes, segments, looks)
 
     def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
-        self._native.bring(brought, inbox)
+        readers = self._readers
+        assert isinstance(readers, NativeReaders), "they gave a carrier"
+        readers.bring(brought, inbox)
 
     def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
         """See :class:`UrgentReads`."""
-        return self._native.come(orders, inbox, after_s)
-
-    @property
-    def _native(self) -> NativeReaders:
-        assert isinstance(self._readers, NativeReaders), "they gave a carrier"
-        return self._readers
+        readers = self._readers
+        assert isinstance(readers, NativeReaders), "they gave a carrier"
+        return readers.come(orders, inbox, after_s)
 
     def begun(self) -> None:
         """See :class:`UrgentReads`."""

@@ -110,7 +110,7 @@ class FakeDevice:
     def driver_calls(self) -> None:
         """Only Python queues copies here."""
 
-    def in_one_piece(self, source: torch.Tensor) -> bool:
+    def in_one_piece(self, begin: int, nbytes: int) -> bool:
         return True
 
     def event_ahead(self) -> tuple[FakeEvent, int]:
@@ -144,8 +144,8 @@ class FakeDevice:
     def done(self, event: FakeEvent) -> bool:
         return event.at is not None
 
-    def note_done(self, event: FakeEvent) -> None:
-        assert event.at is not None, "an event that has not happened counts as one that has"
+    def note_done(self, events: Iterable[FakeEvent]) -> None:
+        assert all(event.at is not None for event in events), "an event that has not happened counts as one that has"
 
     def alias(self, host: torch.Tensor) -> torch.Tensor:
         return host

@@ -94,7 +94,7 @@ def test_what_somebody_knows_to_have_happened_the_driver_is_asked_of_its_time_al
     card = Card()
     begin, end = card.events.record([250.0]), card.events.record([1750.0])
     card.asked()
-    end.note_done()
+    end.happened = True
     end.before("compute")
     end.wait()
     assert end.done() and end.seconds_after(begin) == 1.5

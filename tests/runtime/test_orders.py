@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,7 +124,7 @@ def test_each_part_is_copied_on_and_all_are_heard_of_once(content: tuple[Path, b
     path, data = content
     parts = drawn(path, random.Random(seed))
     with orders(parts, threads) as (asked, pool):
-        for time in range(3):
+        for turn in range(3):
             if odd:
                 handed_back(pool, path)
             asked.bring()
@@ -132,7 +133,7 @@ def test_each_part_is_copied_on_and_all_are_heard_of_once(content: tuple[Path, b
                 there = asked.card.memory[e.dest : e.dest + e.nbytes] == data[e.offset : e.offset + e.nbytes]
                 assert there, e
                 asked.card.memory[e.dest : e.dest + e.nbytes] = bytes(e.nbytes)
-            assert sorted(asked.order.numbers) == [*range(time * len(parts) + 1, (time + 1) * len(parts) + 1)]
+            assert sorted(asked.order.numbers) == [*range(turn * len(parts) + 1, (turn + 1) * len(parts) + 1)]
             assert asked.order.refusal() is None and min(asked.order.begun_ns) > 0
         assert sorted(asked.card.events) == asked.events
 
@@ -238,6 +239,50 @@ def test_every_order_is_heard_of_once_whenever_the_pool_is_closed(content: tuple
     threading.Event().wait(delay)
     pool.close()
     assert [[key for key, _ in one.inbox.take(0.0)] for one in asked] == [["all"]] * 60
+
+
+def test_one_call_sleeps_for_all_orders_and_has_kernels_wait_for_the_last(content: tuple[Path, bytes], tmp_path: Path) -> None:
+    path, data = content
+    late = tmp_path / "late"
+    late.write_bytes(data)
+    card = PlayedCard()
+    with ReadPool(2, 2 * ALIGN) as pool:
+        first = Orders(pool, card, [(Extent(late, 0, ALIGN, 0),), (Extent(path, 0, ALIGN, 5 * ALIGN),)])
+        second = Orders(pool, card, [(Extent(path, 0, ALIGN, 0),)])
+        second.carrier, second.inbox = first.carrier, first.inbox
+        held = Held(pool, late)
+        for one, events in ((first, [1, 2]), (second, [3])):
+            one.order.carry(one.carrier, address_of(card.memory), array("q", events))
+        brought = [(one.order, key, one.into, address_of(one.into)) for one, key in ((first, "first"), (second, "second"))]
+        pool.bring(brought, first.inbox)
+        assert held.begun.wait(HANGS_S)
+        threading.Timer(0.05, held.go.set).start()
+        assert pool.come([first.order, second.order], first.inbox, 0.0) == 0 and card.waits == [1], "the part that was held up"
+        assert sorted(first.heard() + first.inbox.take(0.0)) == [("first", None), ("second", None)], "it stays to be heard of"
+
+
+@pytest.mark.parametrize("why", ["error", "refused", "word", "copied later", "late"])
+def test_where_not_all_has_just_come_nothing_waits_and_the_inbox_says_why(content: tuple[Path, bytes], tmp_path: Path, why: str) -> None:
+    path, data = content
+    late = tmp_path / "late"
+    if why != "error":
+        late.write_bytes(data)
+    with orders([(Extent(path, 0, ALIGN, 0),), (Extent(late, 0, 77, 5 * ALIGN),)]) as (asked, pool):
+        held = Held(pool, late) if why == "late" else None
+        if why == "refused":
+            asked.card.refuses = 77
+        asked.bring()
+        if why == "word":
+            asked.inbox.put("word")
+        after_s = time.perf_counter() + HANGS_S if why == "copied later" else 0.0
+        assert pool.come([asked.order], asked.inbox, after_s) is None and not asked.card.waits
+        if held is not None:
+            held.go.set()
+        came = asked.heard()
+        while ("all", None) not in came and not any(key == "all" for key, _ in came):
+            came += asked.heard()
+        ((_, error),) = [one for one in came if one[0] == "all"]
+        assert (error is not None) == (why in ("error", "refused"))
 
 
 def test_many_moves_are_queued_by_one_call(content: tuple[Path, bytes]) -> None:

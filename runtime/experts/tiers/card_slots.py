@@ -28,7 +28,7 @@ class CardSlots:
     ):  # fmt: skip
         calls = device.driver_calls()
         carrier = None if calls is None else dram.carrier(calls)
-        self.copies = ExpertCopies(buffers, device, ledger, carrier)
+        self.copies = ExpertCopies(buffers, device, ledger, (dram.begins_at, dram.slot_bytes), carrier)
         self.carried = CarriedExperts(layouts, self.copies, dram, carrier)
         self._layouts, self._cache, self._dram, self._device = layouts, cache, dram, device
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})

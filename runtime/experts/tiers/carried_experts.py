@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import torch
-
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
 from penstock.runtime.experts.tiers.expert_copies import ExpertCopies, Pieces
 from penstock.runtime.experts.tiers.expert_fetch import Key
@@ -16,7 +14,6 @@ from penstock.runtime.moving.device_layout import DeviceLayout
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent
-
 
 Carried = tuple[int, int, Order[tuple[Extent, ...]], Sequence[Event]]
 """The slot to which readers copy what the SSD brings, the slot of DRAM to which it does, the order by which, and an event behind each
@@ -59,13 +56,15 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int, source: torch.Tensor) -> Order[tuple[Extent, ...]] | None:
-        """Have readers copy what they bring of ``key`` to ``source``, the bytes of ``dram_slot``, on to the slot that ``take`` gives it,
-        when it comes by this order; None where they cannot."""
+    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int) -> Order[tuple[Extent, ...]] | None:
+        """Have readers copy what they bring of ``key`` to ``dram_slot`` on to the slot that ``take`` gives it, when it comes by this order;
+        None where they cannot."""
         carrier, device = self._carrier, self._device
-        if carrier is None or not device.in_one_piece(source):
+        copies = self._copies
+        begin, step = copies.dram
+        if carrier is None or not device.in_one_piece(begin + dram_slot * step, step):
             return None
-        slot, order, copies = take(*key), self._orders.get(key), self._copies
+        slot, order = take(*key), self._orders.get(key)
         if order is None:
             order = self._order_of(key)
         if copies.used:

@@ -84,8 +84,8 @@ class DramExperts:
         self._todo: deque[Key] = deque()
         self._buffers = _Made(lambda slot: arena.slice(base + slot * self.slot_bytes, self.slot_bytes))
         self._views = _Made(lambda slot: arena.view[base + slot * self.slot_bytes : base + (slot + 1) * self.slot_bytes])
-        self._begin_at = arena.address + base
-        """Where the first slot lies."""
+        self.begins_at = arena.address + base
+        """Where the first slot lies; the next one :attr:`slot_bytes` behind it."""
         self._parts: dict[Key, list[tuple[Extent, ...]]] = {}
         self._left: dict[int, Callable[[], None]] = {}
         """Waits for the copies that read a slot last."""
@@ -243,9 +243,7 @@ class DramExperts:
         self.stats.wait_s += time.perf_counter() - begun
         return came
 
-    def all_parts(
-        self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None, waited_s: float = 0.0
-    ) -> None:
+    def all_parts(self, layer: int, experts: Collection[int], meanwhile: Callable[[], None] | None = None, waited_s: float = 0.0) -> None:
         """Wait until ``experts``, all on their way and carried on, have arrived. Calls ``meanwhile`` again and again until then. The
         thread is woken once, when the last of them has come: whatever it does then it does with cold caches. ``waited_s``: how long it
         has waited for them before."""
@@ -359,16 +357,14 @@ class DramExperts:
                 self._pool.bring(brought, self._inbox)
         return not self._todo
 
-    def _begin(
-        self, key: Key, demanded: bool, brought: list[Brought[tuple[Fetch, int] | None]], carrying: Carrying | None = None
-    ) -> bool:
+    def _begin(self, key: Key, demanded: bool, brought: list[Brought[tuple[Fetch, int] | None]], carrying: Carrying | None = None) -> bool:
         """Whether there was a slot for it. What readers carry is added to ``brought``; the rest is asked for."""
         slot = self._cache.take(*key)
         if slot is None:
             return False
         if slot in self._left:
             self._left.pop(slot)()
-        order = None if carrying is None else carrying(key, slot, self._buffers[slot])
+        order = None if carrying is None else carrying(key, slot)
         if order is None:
             parts = self.parts(*key)
             fetch = self._fetches[key] = Fetch(key, slot, parts, len(parts), demanded=demanded)
@@ -376,7 +372,7 @@ class DramExperts:
         else:
             parts = order.parts
             fetch = self._fetches[key] = Fetch(key, slot, parts, 1, len(parts), 1, demanded)
-            brought.append((order, (fetch, 0), self._views[slot], self._begin_at + slot * self.slot_bytes))
+            brought.append((order, (fetch, 0), self._views[slot], self.begins_at + slot * self.slot_bytes))
         return True
 
     def _submit(self, fetch: Fetch) -> None:

@@ -67,8 +67,11 @@ class ExpertCopies:
     """The copy stream of ``device`` and the events at both ends of each of ``slots``. One caller at a time. A ``carrier`` queues copies
     there by one call, which is short beside a call for each."""
 
-    def __init__(self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger, carrier: NativeCarrier | None = None):
-        self.slots = slots
+    def __init__(
+        self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger, dram: tuple[int, int], carrier: NativeCarrier | None = None
+    ):
+        """``dram``: where its first slot lies, and bytes from each to the next. To ask a tensor for that takes longer than to queue it."""
+        self.slots, self.dram = slots, dram
         self.begins = [slot.data_ptr() for slot in slots]
         """Where they lie."""
         self._carrier = carrier
@@ -89,15 +92,17 @@ class ExpertCopies:
         they share: to record and to book one takes the host as long as a copy."""
         issued_s, nbytes, device, carrier = time.perf_counter(), 0, self.device, self._carrier
         slots, keys, moves = list[int](), list[Key](), array("q")
+        begin, step = self.dram
         if self.used:
             self.make_way([slot for _, slot, *_ in wanted])
-        for key, slot, _, source, pieces in wanted:
+        for key, slot, dram_slot, source, pieces in wanted:
             keys.append(key)
             slots.append(slot)
-            if carrier is None or not device.in_one_piece(source):
+            at = begin + dram_slot * step
+            if carrier is None or not device.in_one_piece(at, step):
                 device.copy_parts(self.slots[slot], source, pieces.segments)
             else:
-                moves.extend((pieces.at, pieces.count, self.begins[slot], source.data_ptr()))
+                moves.extend((pieces.at, pieces.count, self.begins[slot], at))
             nbytes += pieces.nbytes
         if carrier is None or not moves:
             over = device.copy_event()
@@ -161,9 +166,7 @@ class ExpertCopies:
         asked of each copy before its slot in DRAM is written, its time is booked, or the CPU is asked to help."""
         self.used.clear()
         if self._awaited:
-            done = self.device.note_done
-            for event in self._awaited:
-                done(event)
+            self.device.note_done(self._awaited)
             self._awaited.clear()
 
     def queued_bytes(self) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from penstock.runtime.reading.blocks import pieces_of
 from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent, UnitLayout
@@ -15,8 +13,8 @@ Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-Carrying = Callable[[Key, int, torch.Tensor], Order[tuple[Extent, ...]] | None]
-"""By which order an expert comes from the SSD to a slot of DRAM and its buffer, and from there to the card; None where the consumer copies
+Carrying = Callable[[Key, int], Order[tuple[Extent, ...]] | None]
+"""By which order an expert comes from the SSD to a slot of DRAM, and from there to the card; None where the consumer copies
 its parts itself."""
 
 

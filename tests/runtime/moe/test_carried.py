@@ -201,9 +201,9 @@ def test_the_driver_is_not_asked_of_copies_that_a_router_came_behind(layouts: di
         card.settle()
         note, done, waits = device.note_done, device.done, device.host_waits
 
-        def noting(event: FakeEvent) -> None:
-            noted.append(event)
-            note(event)
+        def noting(events: list[FakeEvent]) -> None:
+            noted.extend(events)
+            note(events)
 
         def asking(event: FakeEvent) -> bool:
             asked.append(event)
