@@ -81,8 +81,10 @@ class CardExperts:
 
     def catch_up(self) -> None:
         """Do what the latest visit has left."""
-        behind, self._behind = self._behind, _nothing
-        behind()
+        behind = self._behind
+        if behind is not _nothing:
+            self._behind = _nothing
+            behind()
 
     def keep_first(self) -> dict[Key, torch.Tensor]:
         """See :class:`penstock.runtime.experts.tiers.card_slots.CardSlots`."""
@@ -145,7 +147,8 @@ class CardExperts:
             if coming.far and self._looks_ahead:
                 self._decide(layer, coming, routing)
             slots, arrived = self._slots.placed(layer, (*here, *came))
-            yield self._group(arrived, coming.asked, partial(self._come, layer, coming, slots, len(here)))
+            come = partial(self._come, layer, coming, slots, len(here))
+            yield self._group(arrived, coming.asked, come) if coming.asked else Group(arrived, 0, tuple, come)
             assert coming.come or not coming.far, "whoever computes with a group has it come"
             self._copies.left(slots)
             self._behind = partial(self._end, layer, coming, routing, here, came)

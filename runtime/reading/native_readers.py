@@ -148,7 +148,7 @@ class NativeReaders:
         with self._order:
             runs = [self._known.of(extents, nbytes, aligned=True) for extents in parts]
         order = Order(name, parts, [(one.address, len(one.extents)) for one in runs], segments, looks, runs)
-        order.asked = _Asked(Ticket[Any](None, None, order), name=name)
+        order.asked = _Asked(None, name=name)
         return order
 
     def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
@@ -161,6 +161,8 @@ class NativeReaders:
             for order, key, into, address in brought:
                 number, asked = next(self._numbers), order.asked
                 order.come(number, to, into, address)
+                if asked.done is None:
+                    asked.done = Ticket(inbox, key, order)
                 asked.done.inbox, asked.done.key = inbox, key
                 asked.error, asked.into, asked.address = None, into, address
                 self._asked[number] = asked

@@ -171,8 +171,10 @@ class ExpertCache:
 
     def slots(self, layer: int, experts: Sequence[int]) -> list[int]:
         """:meth:`slot` of each of ``experts``, which are held."""
-        kept, passing = self._kept[layer], self._passing[layer]
-        return [kept[expert] if expert in kept else passing[expert] for expert in experts]
+        kept, passing, found = self._kept[layer], self._passing[layer], list[int]()
+        for expert in experts:
+            found.append(kept[expert] if expert in kept else passing[expert])
+        return found
 
     def keeps(self, layer: int, expert: int) -> bool:
         """Whether ``expert`` lies in a slot of its layer's own."""

@@ -70,10 +70,12 @@ class CardSlots:
 
     def bring(self, layer: int, experts: Sequence[int]) -> None:
         """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy."""
-        wholes, wanted = self.carried.wholes, list[Wanted]()
+        wholes, take, wanted = self.carried.wholes, self._cache.take, list[Wanted]()
         for expert, (dram_slot, source) in zip(experts, self._dram.places(layer, experts), strict=True):
             key = layer, expert
-            wanted.append((key, self.take(layer, expert), dram_slot, source, wholes[key]))
+            slot = take(layer, expert)
+            assert slot is not None, "there was room"
+            wanted.append((key, slot, dram_slot, source, wholes[key]))
         self.copy(wanted)
 
     def copy(self, wanted: Sequence[Wanted]) -> Event:

@@ -15,7 +15,7 @@ from penstock.runtime.reading.native.native_carrier import NativeCarrier
 from penstock.runtime.reading.native.native_order import Order
 from penstock.runtime.store.base import Extent
 
-Carried = tuple[int, int, Order[tuple[Extent, ...]], Sequence[Event]]
+Carried = tuple[int, int, Order[Sequence[Extent]], Sequence[Event]]
 """The slot to which readers copy what the SSD brings, the slot of DRAM to which it does, the order by which, and an event behind each
 part."""
 
@@ -28,9 +28,10 @@ class CarriedExperts:
         self._layouts, self._copies, self._dram, self._device = layouts, copies, dram, copies.device
         self._carrier = carrier
         self._segments: dict[tuple[Key, int], Sequence[Segment]] = {}
-        self.wholes = {key: Pieces.of(layout.segments) for key, layout in layouts.items()}
-        """All of an expert."""
-        self._orders: dict[Key, Order[tuple[Extent, ...]]] = {}
+        alike: dict[tuple[Segment, ...], Pieces] = {}
+        self.wholes = {key: alike.setdefault(tuple(x.segments), Pieces.of(x.segments)) for key, x in layouts.items()}
+        """All of an expert; those that lie alike share it, so that caches have it."""
+        self._orders: dict[Key, Order[Sequence[Extent]]] = {}
         self._begun: dict[int, Carried] = {}
         self._came: list[tuple[int, Mapping[int, Carried], Event]] = []
 
@@ -56,7 +57,7 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int) -> Order[tuple[Extent, ...]] | None:
+    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int) -> Order[Sequence[Extent]] | None:
         """Have readers copy what they bring of ``key`` to ``dram_slot`` on to the slot that ``take`` gives it, when it comes by this order;
         None where they cannot."""
         carrier, device = self._carrier, self._device
@@ -82,7 +83,7 @@ class CarriedExperts:
     def come(self, carried: Mapping[int, Carried]) -> Event | None:
         """Sleep until ``carried`` have come. Kernels that are issued next wait for the event that is returned, behind all copies that were
         queued until then; None where nothing is known. :meth:`all_came` is still to be called."""
-        orders, events = list[Order[tuple[Extent, ...]]](), list[Event]()
+        orders, events = list[Order[Sequence[Extent]]](), list[Event]()
         for _, _, order, points in carried.values():
             orders.append(order)
             events += points
@@ -116,7 +117,7 @@ class CarriedExperts:
         if self._carrier is not None:
             self._carrier.close()
 
-    def _order_of(self, key: Key) -> Order[tuple[Extent, ...]]:
+    def _order_of(self, key: Key) -> Order[Sequence[Extent]]:
         found = self._orders.get(key)
         if found is None:
             words = [NativeCarrier.words(self.segments_of(key, number)) for number in range(len(self._dram.parts(*key)))]

@@ -211,8 +211,10 @@ class DramExperts:
 
     def places(self, layer: int, experts: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
         """:meth:`place` of each of ``experts``."""
-        buffers = self._buffers
-        return [(slot, buffers[slot]) for slot in self._cache.slots(layer, experts)]
+        found = list[tuple[int, torch.Tensor]]()
+        for slot in self._cache.slots(layer, experts):
+            found.append((slot, self._buffers[slot]))
+        return found
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_parts` numbers."""
@@ -370,8 +372,7 @@ class DramExperts:
             fetch = self._fetches[key] = Fetch(key, slot, parts, len(parts), demanded=demanded)
             self._submit(fetch)
         else:
-            parts = order.parts
-            fetch = self._fetches[key] = Fetch(key, slot, parts, 1, len(parts), 1, demanded)
+            fetch = self._fetches[key] = Fetch(key, slot, order.parts, 1, len(order.parts), 1, demanded)
             brought.append((order, (fetch, 0), self._views[slot], self.begins_at + slot * self.slot_bytes))
         return True
 

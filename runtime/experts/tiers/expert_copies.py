@@ -32,7 +32,8 @@ class Pieces(NamedTuple):
     words: array[int]
     at: int
     """Where the words lie."""
-    count: int
+    number: int
+    """Of segments."""
     nbytes: int
 
     @classmethod
@@ -102,7 +103,7 @@ class ExpertCopies:
             if carrier is None or not device.in_one_piece(at, step):
                 device.copy_parts(self.slots[slot], source, pieces.segments)
             else:
-                moves.extend((pieces.at, pieces.count, self.begins[slot], at))
+                moves.extend((pieces.at, pieces.number, self.begins[slot], at))
             nbytes += pieces.nbytes
         if carrier is None or not moves:
             over = device.copy_event()

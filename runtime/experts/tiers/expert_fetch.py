@@ -13,7 +13,7 @@ Key = tuple[int, int]
 """(decoder layer, expert)."""
 
 
-Carrying = Callable[[Key, int], Order[tuple[Extent, ...]] | None]
+Carrying = Callable[[Key, int], Order[Sequence[Extent]] | None]
 """By which order an expert comes from the SSD to a slot of DRAM, and from there to the card; None where the consumer copies
 its parts itself."""
 
@@ -24,7 +24,7 @@ class Fetch:
 
     key: Key
     slot: int
-    parts: Sequence[tuple[Extent, ...]]
+    parts: Sequence[Sequence[Extent]]
     left: int
     """Of what the consumer is told: a part, or all of an order."""
     submitted: int = 0

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from penstock.runtime.memory.device import CopyDevice, Event
 
+AHEAD = 2
+"""How often the same can be taken: a visit copies once what lies in DRAM, and most that read from the SSD read one or two experts."""
+
 
 class Points(NamedTuple):
     """Each of ``events`` with the driver's handle of it."""
@@ -17,27 +20,22 @@ class Points(NamedTuple):
 
 
 class PointsAhead:
-    """Of ``device``, by how many are taken at once. There are as many to be taken as were between two calls of :meth:`fill`."""
+    """Of ``device``, by how many are taken at once."""
 
     def __init__(self, device: CopyDevice):
         self._device = device
         self._made: defaultdict[int, deque[Points]] = defaultdict(deque)
-        self._taken: defaultdict[int, int] = defaultdict(int)
-        self._most: defaultdict[int, int] = defaultdict(int)
 
     def take(self, count: int) -> Points:
         """``count`` points that nobody has."""
-        self._taken[count] += 1
         made = self._made[count]
         return made.popleft() if made else self._make(count)
 
     def fill(self) -> None:
-        """Nothing waits: make what :meth:`take` will give."""
-        for count, taken in self._taken.items():
-            most = self._most[count] = max(self._most[count], taken)
-            made = self._made[count]
-            made.extend([self._make(count) for _ in range(most - len(made))])
-        self._taken.clear()
+        """Nothing waits: make for next time what was taken before."""
+        for count, made in self._made.items():
+            while len(made) < AHEAD:
+                made.append(self._make(count))
 
     def _make(self, count: int) -> Points:
         points = [self._device.event_ahead() for _ in range(count)]
