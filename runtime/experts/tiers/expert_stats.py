@@ -23,7 +23,7 @@ class TierStats:
     wait_s: float = 0.0
     visits: int = 0
     decide_s: float = 0.0
-    """Seconds that the policy and the bookkeeping of slots took."""
+    """Seconds that the policy and what follows from it took; not to look up what is there."""
     policy_s: float = 0.0
     """Of it what the policy took to learn and to judge what stays and what comes."""
     of_prompt: bool = field(default=False, repr=False)

@@ -38,5 +38,9 @@ class PointsAhead:
                 made.append(self._make(count))
 
     def _make(self, count: int) -> Points:
-        points = [self._device.event_ahead() for _ in range(count)]
-        return Points([event for event, _ in points], array("q", [handle for _, handle in points]))
+        events, handles = list[Event](), array("q")
+        for _ in range(count):
+            event, handle = self._device.event_ahead()
+            events.append(event)
+            handles.append(handle)
+        return Points(events, handles)

@@ -140,25 +140,33 @@ def test_a_copy_that_the_driver_refuses_fails_the_visit_in_words(layouts: dict) 
             list(arrivals(card, 1, missing(card, 1), together=True))
 
 
-def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict) -> None:
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict, interrupted: bool) -> None:
+    """Kernels are launched then; the host hears of what came behind that. Where its sleep was ``interrupted`` it hears of it before."""
     device, cache = CarryingDevice(), cache_of(LEAST, 0)
     with dram_tier(layouts, LEAST, 0, cache, True) as below:
         card = card_tier(layouts, LEAST, below, cache, device)
         card.start()
-        routing, waits, take = missing(card, 1, 2), list[int](), below._inbox.take
+        routing, pool, heard = missing(card, 1, 2), below._pool, list[bool]()
+        come, take = pool.come, below._inbox.take
         parts = below.parts(1, routing.experts[0])
         held = Held(below._pool, parts[0][0].file)  # type: ignore[arg-type]
         assert len(parts) > 1
 
-        def taken(most_s: float, least: int = 1) -> list[Any]:
-            if most_s:
-                waits.append(least)
-                held.go.set()
-            return take(most_s, least)
+        def slept(orders: list[Any], *more: Any) -> int | None:
+            assert len(orders) == 2
+            held.go.set()
+            return None if interrupted else come(orders, *more)
 
-        below._inbox.take = taken  # type: ignore[method-assign]
+        def taken(*asked: Any) -> list[Any]:
+            heard.append(True)
+            return take(*asked)
+
+        pool.come, below._inbox.take = slept, taken  # type: ignore[method-assign]
         arrived = list(arrivals(card, 1, routing, together=True))
-        assert waits[0] == len(routing.experts) == 2 and len(waits) <= 2
+        assert bool(heard) == interrupted and device.waits == (not interrupted)
+        card.catch_up()
+        assert heard and below.stats.waits == 1 and not any(key[0] == 1 for key in below._fetches)
         while device.enabled():
             device.advance(device.enabled()[0])
         for one in arrived:
