@@ -129,7 +129,7 @@ class Ranks:
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
         vram_bytes = [f"hardware.vram_bytes={vram}"] if vram else []
         words = [f"hardware.links.word_hop_s={self.given['words']}"] if "words" in self.given and count > 1 else []
-        routed = ["moe.host=copied"] if "share" in self.given else []
+        routed = ["moe.host=copied"] if "share" in self.given and count == 1 else []
         links_alone = [] if "cpu" in self.given else ["force.host_ffn=0", *routed]
         rounds = [f"rounds={self.given['rounds']}"] if "rounds" in self.given else []
         return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *links_alone, *more], [*run, *rounds])
