@@ -227,12 +227,13 @@ def in_parts(tokens: int | None = None, **change: Any) -> Plan:
 
 def test_who_launches_slowly_has_larger_parts():
     """A layer's part takes what it computes, or what launching it takes."""
-    quick, slow = in_parts(layer_launch_s=1e-9), in_parts(layer_launch_s=2e-3)
+    quick, slow = in_parts(layer_launch_s=1e-9), in_parts(layer_launch_s=4e-3)
     sizes = [plan.decisions.prefill_part_tokens for plan in (quick, slow)]
     assert sizes[0] < sizes[1] < 8192
     for tokens in (256, 512, 1024):
-        launching_s = 6 * (8192 / tokens) * 2e-3 * (OPERATIONS.dense(True) + OPERATIONS.part + OPERATIONS.behind) / OPERATIONS.dense(True)
-        forced = in_parts(tokens, layer_launch_s=2e-3).prediction.prefill_s
+        each = OPERATIONS.dense(True) - OPERATIONS.known + OPERATIONS.part + OPERATIONS.behind
+        launching_s = 6 * (8192 / tokens) * 4e-3 * each / OPERATIONS.dense(True)
+        forced = in_parts(tokens, layer_launch_s=4e-3).prediction.prefill_s
         assert forced == pytest.approx(launching_s, rel=0.1) and forced > slow.prediction.prefill_s * 0.99
 
 

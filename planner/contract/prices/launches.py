@@ -24,9 +24,13 @@ class Operations:
     """More of these where a sequence has several tokens: the mask, and the cache's part of it."""
     behind: int = 6
     """The same where other tokens are cached before them: a mask of its own, and heads of K and V repeated to match it."""
-    part: int = 22
+    part: int = 15
     """More of a layer for each part of a prompt that goes through it by itself, from rank to rank: 8 make room for it, the rest are what
-    receiving and sending take. Fitted: a host of two H100s whose dense layer takes 1.0 ms issued a part every 1.1 to 1.5 ms."""
+    receiving and sending take. On one core of Zen 4 a part takes 1.3 times a whole layer of a launched prompt (`bench/prompt_host.py`)."""
+    known: int = 13
+    """Fewer of a prompt's layer on a card: the run's own code asks less for it than ``transformers`` does in the layer that is measured.
+    Fitted with ``part``: a host of four H100s whose measured layer takes 1.35 ms launched 32 parts of a prompt in 48 to 54 ms, and in 57 to
+    63 before that code asked less, when 63 were predicted."""
     mlp: int = 5
     """Three projections, SiLU, product."""
     marks: int = 4
@@ -170,6 +174,11 @@ def expert_launches(hardware: HardwareProfile, model: ModelSpec, tokens: int) ->
         return OPERATIONS.piece_each(tokens, tabled) / OPERATIONS.in_pieces(model.experts, tokens, tabled)
     grouped = are_grouped(hardware, model, tokens)
     return OPERATIONS.each(tokens, True, grouped) / OPERATIONS.routed(model.experts, tokens, True, grouped)
+
+
+def prompt_operations(hardware: HardwareProfile, before: bool) -> int:
+    """More operations of a layer in a pass with a prompt than in a decode step; ``before``: other tokens are cached before them."""
+    return (OPERATIONS.behind if before else OPERATIONS.prompt) - OPERATIONS.known * (hardware.gpu is not None)
 
 
 def part_operations(parts: int) -> int:

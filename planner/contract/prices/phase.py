@@ -177,7 +177,7 @@ def mixed_phase(
         hardware, model, passed, lambda machine, own, least_s: mixed_compute_s(machine, own.decoded(kinds), mixed, least_s)
     )
     rest = _rest(hardware, model, head_blocks, 1, compute_s, model.multiplied_bytes(many) + earlier * model.kv_bytes_per_token)
-    rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(mixed))))
+    rest += Price(issued=_issued_s(hardware, model, issue_s(hardware, computed_by, many, more_operations(hardware, mixed))))
     late = _late(hardware, model, many, 1, lambda machine: mixed_compute_s(machine, computed_by, mixed))
     lookups, coded = _lookups(hardware, model, many, 1), _coded(hardware, model, forms, 1, many)
     read, written = (earlier + mixed.before) / pool_tokens, many / pool_tokens

@@ -15,7 +15,14 @@ from penstock.planner.contract.given.model import Experts, ModelSpec, touched_ex
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.decoding import beyond_stored_s, model_decode_s, unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, asked_issue_s, expert_launches, issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import (
+    asked_issue_s,
+    expert_launches,
+    issue_s,
+    pieces_issue_s,
+    prompt_operations,
+    step_issue_s,
+)
 
 
 class Stage(StrEnum):
@@ -228,14 +235,14 @@ def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPas
     flops_s = mixed.rows * _token_s(hardware, model.flops_per_token, model.attention_flops(mixed.context))
     flops_s += mixed.tokens * _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops(mixed.seen))
     flops_s += head_flops / hardware.dense_tflops / 1e12
-    pass_s = weight_pass_s(hardware, model, many, more_operations(mixed))
+    pass_s = weight_pass_s(hardware, model, many, more_operations(hardware, mixed))
     pass_s += mixed.rows * mixed.context * model.kv_bytes_per_token / hardware.weight_gbps / GB
     return _with_products(hardware, model, flops_s, pass_s, 1, many, mixed.tokens, kernels_s)
 
 
-def more_operations(mixed: MixedPass) -> int:
+def more_operations(hardware: HardwareProfile, mixed: MixedPass) -> int:
     """Of a layer, beyond those of a decode step."""
-    return OPERATIONS.behind if mixed.rows or mixed.before else OPERATIONS.prompt
+    return prompt_operations(hardware, bool(mixed.rows or mixed.before))
 
 
 def _with_products(
@@ -301,7 +308,7 @@ def prefill_compute_s(
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
     rows = batch * min(chunk_tokens, tokens)
     flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
-    first_s, other_s = (weight_pass_s(hardware, model, rows, more + few) for few in (OPERATIONS.prompt, OPERATIONS.behind))
+    first_s, other_s = (weight_pass_s(hardware, model, rows, more + prompt_operations(hardware, before)) for before in (False, True))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
     return _with_products(hardware, model, flops_s, passes_s, passes, rows, batch * tokens, kernels_s)
@@ -320,7 +327,7 @@ def prefill_issue_s(
 ) -> float:
     """Host seconds to launch all passes of that prefill; those behind the first token have more operations."""
     passes, rows = prefill_passes(workload, chunk_tokens, start), batch * min(chunk_tokens, workload.prompt_tokens - start)
-    first_s, other_s = (issue_s(hardware, model, rows, more + few) for few in (OPERATIONS.prompt, OPERATIONS.behind))
+    first_s, other_s = (issue_s(hardware, model, rows, more + prompt_operations(hardware, before)) for before in (False, True))
     return passes * other_s + (0.0 if start else first_s - other_s)
 
 
