@@ -8,7 +8,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=kept.json counts=2 kept=true     # and the same prompt once more, restored
     python bench/ranks.py work=/dev/shm/penstock out=words.json counts=2 model=llama8b layers=32 vram= words=1.5e-5  # recorded with hops
     python bench/ranks.py work=/dev/shm/penstock out=beside.json counts=2 layers=8 steps=12 cpu=true   # and the CPU computes
-    python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4   # all in VRAM
+    python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 parts=512,256  # in VRAM
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
@@ -28,7 +28,8 @@ With `cpu` the program may leave units and experts to the CPU, else it leaves no
 Steps are recorded with their hops, with `cpu` as well with their units of the CPU, where the probe knows what such a hop takes. `words` are
 other seconds of it; words=0 has steps launched.
 
-With `rounds` a prompt is run so many times, and the first time is set beside the others.
+With `rounds` a prompt is run so many times, and the first time is set beside the others. With `parts` the same is done once more for each
+of these tokens of a part, as nobody solved for: what parts of a prompt cost the host.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
@@ -70,6 +71,7 @@ KEYS = (
     "cpu",
     "batch",
     "rounds",
+    "parts",
 )
 REACHED = {"decode": {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}, "prefill": {count: ">= 0.92" for count in (1, 2, 4)}}
 FASTER = {"decode": {2: ">= 1.85", 4: ">= 2.9"}, "prefill": {2: ">= 1.8", 4: ">= 2.85"}}
@@ -193,6 +195,18 @@ class Ranks:
             yield from self.beside(count, report)
         if "kept" in self.given:
             yield from self.kept(count)
+        if ranks:
+            for tokens in filter(None, self.given.get("parts", "").split(",")):
+                yield from self.in_parts(count, tokens, made["prefill_s"])
+
+    def in_parts(self, count: int, tokens: str, solved_s: float) -> Iterator[Row]:
+        """The prompt in parts of so many ``tokens``, over the parts that the program chose."""
+        report = self.made(f"parts-{count}-{tokens}", count, [f"force.prefill_part_tokens={tokens}"], [])
+        made, predicted = report["measured"], report["predicted"]["prefill_s"]
+        taken = made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9
+        seconds = median(report["prefill_each_s"][1:] or report["prefill_each_s"])
+        what = f"prefill in parts of {tokens}, over those that were solved"
+        yield Row(f"{count} ranks", what, seconds, solved_s, "s", seconds / solved_s, "", predicted / seconds, *taken)
 
 
 def _step_s(report: Mapping[str, Any], routed: bool) -> float:

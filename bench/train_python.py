@@ -4,7 +4,7 @@
     python bench/train_python.py out=tiny size=tiny steps=20 corpus_mb=4      # tries the script on a CPU
 
 The corpus: the files `*.py` of the standard library and of the installed packages, or of `packages` alone, in an order that `seed`
-draws. One of twenty is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
+draws. One of ten is held out, its text in `out/held.jsonl`. Writes `out/target` and `out/draft`, checkpoints in BF16, and
 `out/train.json` with losses, seconds and the tokens of a sequence. Training ends with `steps`, or when `minutes` are over. Needs
 transformers and tokenizers.
 """
@@ -33,7 +33,7 @@ from penstock.planner.common.errors import UserError  # noqa: E402
 
 VOCAB, CONTEXT = 16384, 1024
 END = "<|end|>"
-HELD = 20
+HELD = 10
 """Of so many files one is held out."""
 GEOMETRY = {
     "usual": {"target": (1536, 4096, 20, 24, 8), "draft": (512, 1408, 4, 8, 4)},
