@@ -129,7 +129,7 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
     from penstock.runtime.engine.open_session import open_session
     from penstock.runtime.engine.sides.engine_options import EngineOptions
     from penstock.runtime.memory.budget import Budget
-    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_when_vram_runs_out
+    from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_in_one_line
     from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
     from penstock.runtime.memory.ground import OpenCard
 
@@ -137,10 +137,11 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
     budget = Budget.of(plan)
     try:
         device = find_device(budget)
-        refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
+        with told_in_one_line(budget, device):
+            refuse_if_short(budget, Free(free_dram().dram_bytes, *free_vram(device)))
         prompts = random_ids(plan.decisions.batch, work.prompt_tokens, plan.model.vocab, trial.seed)
         batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
-        with told_when_vram_runs_out(budget, device):
+        with told_in_one_line(budget, device):
             copier = open_cuda(budget, device)
         with open_session(plan, trial.checkpoint, OpenCard(copier, device), EngineOptions(record=trial.record)) as session:
             session.load(batch)

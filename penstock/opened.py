@@ -301,12 +301,12 @@ class Model:
     @contextmanager
     def _whole(self) -> Iterator[None]:
         """Inside, no signal breaks a pass, and what does leaves the model closed to more."""
-        from penstock.runtime.memory.cuda import told_when_vram_runs_out
+        from penstock.runtime.memory.cuda import told_in_one_line
 
         if self._failed is not None:
             raise UserError(f"the model can be asked no more: {self._failed}; open it again")
         try:
-            with told_when_vram_runs_out(Budget.of(self.plan), self._session.device), uninterrupted() as self._heard:
+            with told_in_one_line(Budget.of(self.plan), self._session.device), uninterrupted() as self._heard:
                 yield
         except KeyboardInterrupt:
             raise

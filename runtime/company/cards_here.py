@@ -47,3 +47,10 @@ def check_cards(plan: Plan, launched: bool = False) -> None:
             f"the plan is for {numbers}, and this machine has {here}: solve again with hardware.devices=[{there}], or add replan=true to"
             " `runtime run`, which does"
         )
+
+
+def shown_as(card: int) -> str:
+    """What CUDA_VISIBLE_DEVICES says so that number ``card`` of those that this process sees is the only one: its number on the machine, or
+    its UUID. Empty where this process does not see so many."""
+    seen = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return seen[card] if card < len(seen) else "" if seen else str(card)

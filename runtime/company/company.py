@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.common.outside.card_errors import is_of_card
 from penstock.runtime.company.heart import Heart
 from penstock.runtime.company.host_line import HostLine
 
@@ -23,6 +24,8 @@ PATIENCE = timedelta(days=365)
 """Whoever hangs is found by the watchdog, whoever waits for a prompt does not hang."""
 WHY_S = 8.0
 """Within which the watchdog says why a connection broke."""
+OF_CARD_S = 1.0
+"""The same where this rank's card failed, perhaps since another one is gone."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,11 @@ class Company:
     @property
     def rank(self) -> int:
         return self.seat.rank
+
+    @property
+    def who(self) -> str:
+        """How a line of this rank's begins, where nobody else says whose it is: the watchdog does of those behind rank 0."""
+        return "" if self.rank else "rank 0: "
 
     @property
     def is_lost(self) -> bool:
@@ -119,9 +127,12 @@ class Company:
         try:
             yield
         except RuntimeError as error:
-            if self._over or not self._is_lost(error):
+            of_card = is_of_card(error)
+            if self._over or not (of_card or self._is_lost(error)):
                 raise
-            why = None if self.heart is None else self.heart.why(WHY_S)
+            why = None if self.heart is None else self.heart.why(OF_CARD_S if of_card else WHY_S)
+            if why is None and of_card:
+                raise
             self._over = True
             self._leave_group()
             raise UserError(why or f"the connection to another rank was lost ({_first_line(error)}); run it again") from error

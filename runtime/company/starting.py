@@ -14,6 +14,7 @@ from pathlib import Path
 import penstock
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.runtime.company.cards_here import VISIBLE, shown_as
 from penstock.runtime.company.company import Company, Seat, seat_of_environment
 from penstock.runtime.company.heart import Heart
 from penstock.runtime.company.host_claims import HostClaims
@@ -54,7 +55,7 @@ def enter(seat: Seat, claims: Callable[[], HostClaims] | None = None) -> Company
             assert claims is not None, "hosts say what they have"
             line = meet_by_environment(claims())
     if HEART not in os.environ:
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible(seat.local)
+        os.environ[VISIBLE] = shown_as(seat.local)  # no thread makes a context on another card by mistake
     for name, value in (CARDS if hosts else CARDS | ON_ONE_HOST).items():
         os.environ.setdefault(name, value)
     if HEART in os.environ:
@@ -85,20 +86,13 @@ def start(count: int, cards: Sequence[int] = ()) -> Company:
         path = {"PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))}
         shared = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **address, HEART: name}
         env = {k: v for k, v in (CARDS | ON_ONE_HOST).items() if k not in os.environ} | shared
-        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "CUDA_VISIBLE_DEVICES": _visible(card)} for rank, card in enumerate(cards)]
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank), VISIBLE: shown_as(card)} for rank, card in enumerate(cards)]
         ranks = [env | path | each for each in own[1:]]
         commands = [json.dumps({"argv": [sys.executable, "-m", LED], "env": of_rank}) for of_rank in ranks]
         os.environ.update({key: value for key, value in env.items() if key not in (HEART, "WORLD_SIZE", "LOCAL_WORLD_SIZE")})
         heart = Heart(name, 0)
         _watch(listening, commands)
     return Company(Seat(0, count), heart)
-
-
-def _visible(card: int) -> str:
-    """What CUDA_VISIBLE_DEVICES says so that number ``card`` of those that this process sees is the only one: no thread makes a context on
-    another card by mistake."""
-    seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return seen[card] if card < len(seen) else "" if seen else str(card)
 
 
 def _meet_watchdog(seat: Seat) -> Heart:

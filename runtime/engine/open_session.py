@@ -29,7 +29,7 @@ from penstock.runtime.kv.attention.paged_kernel import open_kernel
 from penstock.runtime.kv.disk.keeping import open_pages, page_shape
 from penstock.runtime.kv.outside.kv_share import KvShare
 from penstock.runtime.memory.budget import Budget
-from penstock.runtime.memory.cuda import told_when_vram_runs_out
+from penstock.runtime.memory.cuda import told_in_one_line
 from penstock.runtime.memory.free_memory import PeakDram
 from penstock.runtime.memory.ground import Ground, OpenCard
 from penstock.runtime.model.skeleton import Skeleton, import_model, open_skeleton
@@ -52,7 +52,7 @@ def open_session(
 
     Takes the plan's DRAM and VRAM of weights; nothing is allocated after :meth:`Session.load` but activations and KV. KV pages are kept
     as ``reuse`` says; None keeps none. With ``read_at_once`` the arena is being filled on return. UserError where files, memory or the
-    card do not do what the plan needs, also for VRAM that runs out inside.
+    card do not do what the plan needs, also for VRAM that runs out inside, and a card that fails there.
 
     Of a plan of several ranks this is the part of ``ground.company``'s rank; on rank 0 the others open theirs, and give them back with it.
     Each keeps the pages of its own layers.
@@ -65,7 +65,8 @@ def open_session(
         whole, options, rank = plan, options or EngineOptions(), None
         number = 0 if ground.company is None else ground.company.rank
         plan = whole.of_rank(number) if whole.ranks.count > 1 else whole
-        stack.enter_context(told_when_vram_runs_out(Budget.of(plan), ground.device))
+        who = "" if ground.company is None else ground.company.who
+        stack.enter_context(told_in_one_line(Budget.of(plan), ground.device, who))
         if whole.ranks.count > 1:
             closing_rank = stack.enter_context(ExitStack())
             rank = closing_rank.enter_context(open_with(ground, whole, checkpoint, options, reuse))

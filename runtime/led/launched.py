@@ -17,6 +17,7 @@ from penstock.runtime.company.company import Company, seat_of_environment
 from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.starting import enter
 from penstock.runtime.led.rank_process import be_led
+from penstock.runtime.memory.free_memory import refuse_full_cards
 
 
 def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
@@ -39,6 +40,7 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
     if seat.rank:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's: this rank has nothing to tell, and may be waiting for others
     check_cards(plan, launched=True)
+    refuse_full_cards(plan, {seat.rank: seat.local})
     identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())
 
     def claims() -> HostClaims:

@@ -9,10 +9,12 @@ import gc
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uncollected
+from penstock.planner.common.outside.card_errors import card_trouble
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.threads import wait_asleep
 from penstock.runtime.company.company import Company, seat_of_environment
@@ -29,7 +31,7 @@ def be_led(company: Company, checkpoint: Path | None = None) -> None:
             from penstock.runtime.led import open_led
         gc.freeze()  # what was imported lives as long as the process: no pass waits while it is searched
         while (words := company.hear())["what"] == "open":
-            open_led.follow_one(company, words, checkpoint)
+            open_led.follow_one(company, words, checkpoint, partial(_fail, company))
         company.answer({"left": True})
         company.leave()
     except (KeyboardInterrupt, SystemExit):
@@ -39,10 +41,12 @@ def be_led(company: Company, checkpoint: Path | None = None) -> None:
 
 
 def _fail(company: Company, error: BaseException) -> None:
-    """Tell the watchdog, and end at once: other ranks may wait for this one in a kernel."""
+    """Tell the watchdog, and end at once, from whichever thread: other ranks may wait for this one in a kernel."""
     import traceback
 
-    mistake = error if isinstance(error, UserError) else starved(error) if isinstance(error, Exception) else None
+    mistake = error if isinstance(error, UserError) else None
+    if mistake is None and isinstance(error, Exception):
+        mistake = starved(error) or card_trouble(error)
     if mistake is None:
         traceback.print_exc()
     line = str(mistake) if mistake is not None else f"{type(error).__name__}: {error}"

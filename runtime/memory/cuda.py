@@ -13,8 +13,12 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.outside.card_errors import FAILED_REMEDY, CardFailed, is_of_card, is_out_of_vram, said_by_card
+from penstock.runtime.company.cards_here import shown_as
+from penstock.runtime.company.nvml import ask_nvml, card_of_uuid, free_vram_of
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.memory.free_memory import short_remedy
 
 SPARE = 512 << 20
 """Bytes of VRAM that the allocator takes beyond the plan: holes between blocks of different sizes, and a context larger than planned."""
@@ -130,59 +134,52 @@ def process_vram_bytes(uuid: str, nvml: Any = None) -> int | None:
     A container's process ids are not the driver's: where no process is this one, the only one on the card is. ``nvml`` is the module
     ``pynvml``, imported when None.
     """
-    if nvml is None:
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        nvml = pynvml
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        card = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(card)
-    except nvml.NVMLError:
-        return None
-    finally:
-        nvml.nvmlShutdown()
+    running = ask_nvml(lambda nvml: nvml.nvmlDeviceGetComputeRunningProcesses(card_of_uuid(nvml, uuid)), nvml) or []
     mine = [p for p in running if p.pid == os.getpid()] or (running if len(running) == 1 else [])
     return mine[0].usedGpuMemory or None if mine else None
 
 
 @contextmanager
-def told_when_vram_runs_out(budget: Budget, device: torch.device) -> Iterator[None]:
-    """Inside, VRAM that runs out is a UserError of one line: the budget, what the plan takes of it, what is free now."""
+def told_in_one_line(budget: Budget, device: torch.device, who: str = "") -> Iterator[None]:
+    """Inside, whatever the card raises is a UserError of one line that names it. Of VRAM that runs out it says the budget, what the plan
+    takes of it, and what is free now; of anything else, as CardFailed, in what words. ``who`` begins the line."""
     try:
         yield
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
-            raise
-        raise UserError(_shortage(budget, device, _wanted(error))) from error
+        if is_out_of_vram(error):
+            raise UserError(who + _shortage(budget, device, _wanted(error))) from error
+        if is_of_card(error):
+            raise CardFailed(f"{who}{_name(device)} failed ({said_by_card(error)}); {FAILED_REMEDY}") from error
+        raise
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Torch's own error, or that of a library or driver call that bypassed torch's allocator."""
-    words = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError) or any(word in str(error) for word in words)
+def _name(device: torch.device) -> str:
+    """As the machine numbers it, of which this process may see that one alone."""
+    return f"GPU {shown_as(device.index or 0)}"
 
 
 def _wanted(error: RuntimeError) -> str:
     """What was asked for in vain, in the words of who refused."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
-    return f"another {found[1]}" if found else str(error).strip().partition("\n")[0].rstrip(".")[:100]
+    return f"another {found[1]}" if found else said_by_card(error)
 
 
 def _shortage(budget: Budget, device: torch.device, wanted: str) -> str:
-    free, total = torch.cuda.mem_get_info(device)
-    reserved = torch.cuda.memory_reserved(device)
-    if free + reserved + budget.context_bytes < budget.vram_bytes:
-        remedy = f"end the other process or solve again with hardware.vram_bytes={free + reserved + budget.context_bytes}"
-    else:
-        remedy = f"solve again with workload.vram_guard_bytes={budget.guard_bytes + budget.vram_limit_bytes // 16}"
+    taken = f"VRAM ran out: hardware.vram_bytes={budget.vram_limit_bytes}, of which the plan takes {show_bytes(budget.vram_bytes)}; "
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device)
+    except RuntimeError:  # not even a context could be had, so torch cannot say how much is free
+        left = free_vram_of(device.index or 0)
+        has = "" if left is None else f" has {show_bytes(left)} free and"
+        return f"{taken}{_name(device)}{has} refuses this process a context ({wanted}); {short_remedy(budget, left or 0)}"
+    room = free + reserved + budget.context_bytes
+    remedy = (
+        short_remedy(budget, room)
+        if room < budget.vram_bytes
+        else f"solve again with workload.vram_guard_bytes={budget.guard_bytes + budget.vram_limit_bytes // 16}"
+    )
     return (
-        f"VRAM ran out: hardware.vram_bytes={budget.vram_limit_bytes}, of which the plan takes {show_bytes(budget.vram_bytes)}; this"
-        f" process holds {show_bytes(reserved)} beside its context, was refused {wanted}, and {show_bytes(free)} of the card's"
-        f" {show_bytes(total)} is free; {remedy}"
+        f"{taken}this process holds {show_bytes(reserved)} beside its context, was refused {wanted}, and {show_bytes(free)} of the card's"
+        f" {show_bytes(total)} is free ({_name(device)}); {remedy}"
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +13,14 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import memory_facts
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.plan.plan import Plan
+from penstock.runtime.company.cards_here import shown_as
+from penstock.runtime.company.nvml import free_vram_of
 from penstock.runtime.memory.budget import Budget
+
+COMES_BACK_S = 3.0
+"""Within which VRAM is free again whose process has ended."""
+_AGAIN_S = 0.25
 
 
 class PeakDram:
@@ -86,5 +96,41 @@ def refuse_if_short(budget: Budget, free: Free) -> None:
     if budget.vram_beside_context_bytes > free.vram_bytes:
         raise UserError(
             f"the plan takes {show_bytes(budget.vram_beside_context_bytes)} of VRAM beside its context and"
-            f" {show_bytes(free.vram_bytes)} is free; end the other process or solve again with hardware.vram_bytes={free.vram_bytes}"
+            f" {show_bytes(free.vram_bytes)} is free; {short_remedy(budget, free.vram_bytes)}"
         )
+
+
+def short_remedy(budget: Budget, room_bytes: int) -> str:
+    """What to do where another process left ``room_bytes`` of a card: a smaller plan, unless that is hardly more than a context."""
+    if room_bytes > 2 * budget.context_bytes:
+        return f"end the other process or solve again with hardware.vram_bytes={room_bytes}"
+    return "end the other process or solve again with hardware.devices= of other cards"
+
+
+def refuse_full_cards(
+    plan: Plan,
+    cards: Mapping[int, int],
+    free_bytes: Callable[[int], int | None] = free_vram_of,
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """UserError where a card has less VRAM free than its rank of ``plan`` takes with a context. ``cards``: rank -> the card's number among
+    those that CUDA shows this process. Neither torch nor a context is needed, so this comes before all else. Nothing where NVML is silent.
+    A card that is short is asked again for ``COMES_BACK_S``.
+    """
+    if plan.hardware.gpu is None:
+        return
+    torch = sys.modules.get("torch")
+    for rank, card in cards.items():
+        if rank == 0 and torch is not None and torch.cuda.is_initialized():
+            continue  # it has a context already: CUDA says what is free beside that
+        budget, waited_s = Budget.of(plan.of_rank(rank)), 0.0
+        need = budget.vram_bytes - budget.guard_bytes  # which is to stay free
+        while (free := free_bytes(card)) is not None and free < need and waited_s < COMES_BACK_S:
+            wait(_AGAIN_S)
+            waited_s += _AGAIN_S
+        if free is not None and free < need:
+            who = f"rank {rank}: " if plan.ranks.count > 1 else ""
+            raise UserError(
+                f"{who}the plan takes {show_bytes(need)} of VRAM and {show_bytes(free)} is free on GPU {shown_as(card)};"
+                f" {short_remedy(budget, free)}"
+            )

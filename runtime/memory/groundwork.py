@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from penstock.runtime.company.company import Company
 from penstock.runtime.company.starting import start
 from penstock.runtime.memory.arena import Arena, PageLock
 from penstock.runtime.memory.budget import Budget
-from penstock.runtime.memory.free_memory import Free, free_dram, refuse_if_short
+from penstock.runtime.memory.free_memory import Free, free_dram, refuse_full_cards, refuse_if_short
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,8 @@ class Groundwork:
     @classmethod
     def of(cls, plan: Plan, beside_bytes: int = 0, company: Company | None = None) -> Groundwork:
         """For ``plan``, with ``beside_bytes`` of DRAM on top of what it has: the part of rank 0, or of the rank that has joined
-        ``company``. UserError for a plan of several hosts that no launcher started, or of cards that are not here."""
+        ``company``. UserError for a plan of several hosts that no launcher started, or of cards that are not here, or that another process
+        has filled."""
         hosts, count = plan.hardware.hosts, plan.ranks.count
         if hosts > 1 and company is None:
             raise UserError(
@@ -60,6 +61,7 @@ class Groundwork:
             )
         if company is None:  # a rank that was started sees its own card alone
             check_cards(plan)
+            refuse_full_cards(plan, dict(enumerate((plan.hardware.devices or range(count))[:count])))
         own = plan.of_rank(0 if company is None else company.rank)
         nbytes = arena_bytes(own.hardware, own.model, own.decisions) + beside_bytes
         return cls(Budget.of(own), nbytes, plan.ranks.count, company, plan.hardware.devices)
@@ -81,16 +83,17 @@ class Groundwork:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def open_card(self) -> torch.device:
+    def open_card(self, failed: Callable[[BaseException], None] = lambda error: None) -> torch.device:
         """The plan's device. A GPU is opened, and the arena page-locked, on another thread. Imports torch and nothing else that takes
-        long. UserError where there is no GPU."""
+        long. UserError where there is no GPU. What goes wrong on the other thread is raised where its work is waited for, and ``failed`` is
+        told at once, there."""
         import_torch()
         from penstock.runtime.memory.cuda import find_device
 
         self._device = device = find_device(self._budget, self._number)
         if self._budget.gpu is not None:
             with uninterrupted():
-                self._card = threading.Thread(target=self._open, args=(device,), name="penstock-card", daemon=True)
+                self._card = threading.Thread(target=self._open, args=(device, failed), name="penstock-card", daemon=True)
                 self._card.start()
         return device
 
@@ -99,16 +102,16 @@ class Groundwork:
         """Of the card that this process computes on, among those that it sees: a launcher's sees its own alone."""
         return self._cards[0] if self._cards and (self.company is None or not self.company.is_launched) else 0
 
-    def _open(self, device: torch.device) -> None:
+    def _open(self, device: torch.device, failed: Callable[[BaseException], None]) -> None:
         from penstock.runtime.memory import cuda
 
         begun = time.perf_counter()
         try:
-            vram_bytes, card_bytes = cuda.free_vram(device)
-            self._free = replace(self._free or free_dram(), vram_bytes=vram_bytes, card_bytes=card_bytes)
-            refuse_if_short(self._budget, self._free)
-            self._seen.set()
-            with cuda.told_when_vram_runs_out(self._budget, device):
+            with cuda.told_in_one_line(self._budget, device, "" if self.company is None else self.company.who):
+                vram_bytes, card_bytes = cuda.free_vram(device)
+                self._free = replace(self._free or free_dram(), vram_bytes=vram_bytes, card_bytes=card_bytes)
+                refuse_if_short(self._budget, self._free)
+                self._seen.set()
                 self._copier = cuda.open_cuda(self._budget, device)  # type: ignore[assignment]  # it takes its own events only
             self._open_s = time.perf_counter() - begun
             self._taken.wait()
@@ -116,6 +119,7 @@ class Groundwork:
                 self._taken.lock_pages(self._copier)
         except BaseException as error:  # raised where it is waited for
             self._error = error
+            failed(error)
         finally:
             self._seen.set()
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.memory.budget import Budget
-from penstock.runtime.memory.cuda import SPARE, VramWatch, context_bytes, missing_bytes, process_vram_bytes, told_when_vram_runs_out
+from penstock.runtime.memory.cuda import SPARE, VramWatch, context_bytes, missing_bytes, process_vram_bytes, told_in_one_line
 from penstock.runtime.tools import run as running
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import fails_at, put_in
@@ -41,6 +41,24 @@ def test_vram_that_runs_out_in_the_middle_is_one_line_with_the_budget_and_what_i
     fails_at(monkeypatch, moment, error)
     line = on_a_card.refusal()
     assert f"hardware.vram_bytes={8 << 30}" in line and "129 MB of the card's" in line
+
+
+@pytest.mark.parametrize("moment", ["rehearsal", "load", "decode"])
+def test_a_card_that_fails_in_the_middle_is_one_line_that_names_it(on_a_card: Desk, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    fails_at(monkeypatch, moment, torch.AcceleratorError("CUDA error: unspecified launch failure\nFor debugging consider"))
+    assert on_a_card.refusal().startswith("GPU 3 failed (CUDA error: unspecified launch failure); run it again")
+
+
+def test_a_card_on_which_not_even_a_context_is_to_be_had_is_one_line(on_a_card: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(device: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory\nSearch for")
+
+    monkeypatch.setattr("penstock.runtime.memory.cuda.find_device", lambda plan, number=0: torch.device("cuda", 0))
+    monkeypatch.setattr("penstock.runtime.memory.cuda.free_vram_of", lambda number: 123 * MIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    line = on_a_card.refusal()
+    assert "GPU 0 has 129 MB free and refuses this process a context (CUDA error: out of memory); end the other process" in line
 
 
 class Exhausted(LockingCopier):
@@ -111,14 +129,14 @@ def test_the_remedy_for_vram_that_a_neighbour_took_is_another_than_for_a_plan_th
     plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
     for free, remedy in ((MIB, "end the other process or solve again with hardware.vram_bytes="), (4 << 30, "workload.vram_guard_bytes=")):
         card(monkeypatch, free=free, total=8 << 30)
-        with pytest.raises(UserError, match=remedy) as told, told_when_vram_runs_out(Budget.of(plan), CPU):
+        with pytest.raises(UserError, match=remedy) as told, told_in_one_line(Budget.of(plan), CPU):
             raise torch.OutOfMemoryError("CUDA out of memory")
         assert "\n" not in str(told.value)
 
 
 def test_other_errors_keep_their_own_words(checkpoint: Path) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True), gpu=True)
-    with pytest.raises(RuntimeError, match="shapes differ"), told_when_vram_runs_out(Budget.of(plan), CPU):
+    with pytest.raises(RuntimeError, match="shapes differ"), told_in_one_line(Budget.of(plan), CPU):
         raise RuntimeError("shapes differ")
 
 

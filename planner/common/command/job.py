@@ -29,6 +29,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.origins import BY_HAND
 from penstock.planner.common.outside.bounds import check_own_bounds
+from penstock.planner.common.outside.card_errors import card_trouble
 from penstock.planner.common.outside.starved import starved
 from penstock.planner.common.strictly import check_types
 from penstock.planner.common.user_folder import profile_dir
@@ -164,7 +165,7 @@ def _mistake(error: Exception, call: Call) -> UserError:
     from omegaconf.errors import OmegaConfBaseException
 
     raise_if_interrupted()  # a library may have stumbled over the signal, and Hydra would report a job that failed
-    mistake = error if isinstance(error, UserError | OmegaConfBaseException) else starved(error)
+    mistake = error if isinstance(error, UserError | OmegaConfBaseException) else starved(error) or card_trouble(error)
     if mistake is None:
         raise error
     line = explain(mistake, call.keys, call.typed)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uncollected
+from penstock.planner.common.outside.card_errors import CardFailed
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.contract.decided.speculating import Speculate
@@ -50,7 +51,7 @@ def main() -> int:
                 return 0 if isinstance(asked, Gone | Drain) else 1
             return patiently(lambda: serve(asked, frames, inbox))
         except UserError as error:
-            return _failed(frames, str(error), remedied=True)
+            return _failed(frames, str(error), remedied=not isinstance(error, CardFailed))
         except ConnectionError:
             return 1  # the front has gone, as after Ctrl-C while the model loads: there is nobody to tell
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import torch
@@ -28,7 +29,7 @@ class NoCard(OpenCard):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def open_card(self) -> torch.device:
+    def open_card(self, failed: Callable[[BaseException], None]) -> torch.device:
         return self.device
 
 
