@@ -16,7 +16,7 @@ class OutOfMemoryError(RuntimeError):
     """Torch's, by its name."""
 
 
-ADVICE = "\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+ADVICE = "\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda.\nFor debugging pass CUDA_LAUNCH_BLOCKING=1\n"
 NCCL = "NCCL error in: a.cpp:77, unhandled cuda error, NCCL version 2.27\nncclUnhandledCudaError: Call failed.\nLast error:\n"
 SHORT = [
     OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has"),
