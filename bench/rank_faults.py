@@ -104,8 +104,8 @@ class Faults:
         ended_s: float = ENDED_S,
         ended: Callable[[], None] = lambda: None,
     ) -> Iterator[Row]:
-        """``lose`` is called ``after_s`` seconds behind the start, and all are to end within ``ended_s``; ``ended`` is called before VRAM is
-        looked at. What is said is to name ``rank``."""
+        """``lose`` is called ``after_s`` seconds behind the start, and all are to end within ``ended_s``; ``ended`` is called before VRAM
+        is looked at. What is said is to name ``rank``."""
         before, begun = _used_mib(self.cards), time.monotonic()
         run = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, "run", f"plan={self.plan}"],
