@@ -18,7 +18,7 @@ from penstock.runtime.company.cards_here import shown_as
 from penstock.runtime.company.nvml import free_vram_of
 from penstock.runtime.memory.budget import Budget
 
-COMES_BACK_S = 3.0
+COMES_BACK_S = 5.0
 """Within which VRAM is free again whose process has ended."""
 _AGAIN_S = 0.25
 
