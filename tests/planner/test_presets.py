@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator
@@ -60,8 +61,9 @@ def names(group: str) -> set[str]:
     return {entry.name.removesuffix(".yaml") for entry in (resources.files("conf") / group).iterdir() if entry.name.endswith(".yaml")}
 
 
+@functools.cache
 def load(group: str, name: str, schema: type) -> Any:
-    """A preset merged onto its schema, as Hydra does it: a wrong key or type raises."""
+    """A preset merged onto its schema, as Hydra does it: a wrong key or type raises. Read once for all tests, none of which writes to it."""
     plain = OmegaConf.create((resources.files("conf") / group / f"{name}.yaml").read_text())
     assert plain.pop("defaults") == ["schema", "_self_"]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
