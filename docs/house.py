@@ -9,7 +9,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 DOOR = ("planner.common", "planner.contract")
@@ -24,9 +24,14 @@ BULGE = 9.0
 """How far such an arrow leaves its column, at most."""
 
 
-def imported(path: Path) -> Iterator[str]:
-    """What ``path`` imports anywhere: inside functions and for type checkers, too."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """What ``path`` imports anywhere: inside functions and for type checkers, too. Read once: each rule of the house asks again."""
+    return tuple(_imported(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _imported(module: ast.Module) -> Iterator[str]:
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
