@@ -9,7 +9,7 @@ from penstock.planner.contract.decided.decisions import Decisions, KvReuse, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.cost import objective_s, predict
 from penstock.planner.contract.prices.memory_law import dram_use, ssd_need, vram_use
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import KeptSet, kept_set, pays
@@ -34,7 +34,7 @@ def keep_more(hardware: HardwareProfile, model: ModelSpec, workload: Workload, d
             larger = replace(decisions, kv=replace(decisions.kv, reuse=reuse))
             if broken_rules(hardware, model, workload, larger):
                 continue
-            seconds = predict(hardware, model, workload, larger).total_s
+            seconds = objective_s(hardware, model, workload, larger)
             if seconds <= best_s:
                 decisions, best_s = larger, seconds
                 break

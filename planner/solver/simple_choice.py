@@ -10,7 +10,7 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.cost import objective_s
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.terms.problem import Question
 
@@ -44,11 +44,11 @@ class Choice:
 
 def choose(question: Question) -> Choice:
     """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
-    30 predictions. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
+    30 objectives. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
     q = question.of_rank(0)
     best = solve(q.hardware, q.model, q.workload, q.force)
     simple = nearest_first(q, best)
-    if simple is None:
+    if simple is None or simple == best:
         return Choice(best)
     found = gain(q, best, simple)
     return Choice(simple, found) if found.doubtful else Choice(best)
@@ -67,13 +67,13 @@ def gain(question: Question, chosen: Decisions, simple: Decisions) -> Gain:
         most  = r + sqrt(sum over f of max(0, r(f, 1 + d) - r, r(f, 1 / (1 + d)) - r)^2)
 
     where d is the spread of f (``lessons.spread``). Figures err independently, so the squares of their effects are summed. All three are
-    returned as exp(.) - 1. Costs 30 predictions.
+    returned as exp(.) - 1. Costs 30 objectives.
     """
     q = question.of_rank(0)
 
     def ratio(by: Mapping[Figure, float]) -> float:
         machine = slowed(q.hardware, by)
-        mine, its = (predict(machine, q.model, q.workload, decisions).total_s for decisions in (chosen, simple))
+        mine, its = (objective_s(machine, q.model, q.workload, decisions) for decisions in (chosen, simple))
         return math.log(its / mine)
 
     promised, down, up = ratio({}), 0.0, 0.0

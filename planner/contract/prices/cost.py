@@ -136,35 +136,101 @@ def waves(workload: Workload, batch: int) -> int:
 
 
 def predict(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, drafting: Prediction | None = None
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, drafting: PhaseSeconds | None = None
 ) -> Prediction:
     """The prediction for ``decisions``, whoever made them; they must hold the rules of ``penstock.planner.contract.rules``. ``drafting`` is
     that of a model that drafts on another rank (:func:`drafter_alone`), for whose steps this one waits."""
-    plain = _undrafted(hardware, model, workload, decisions)
-    alone = drafting or drafter_alone(hardware, model, workload, decisions)
-    length = chain_in(hardware, model, workload, decisions, alone)
-    if not length:
+    phases = Phases.of(hardware, model, workload, decisions)
+    plain, drafted = _undrafted(phases), _drafted(phases, drafting)
+    if drafted is None:
         return plain
-    drafted = replace(decisions.speculation, tokens=length)
-    verified_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted), alone)
-    step_s, tokens = counted_s(drafted, plain.decode_s_per_token, verified_s), counted_tokens(drafted, length)
-    prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     waited = WAITED if workload.is_served else 0.0
-    whole = 0.0 if workload.objective is Objective.throughput else waited
-    prefill_s = plain.prefill_s + (alone.prefill_s if alone else 0.0)
-    phases_s = prefill_weight * prefill_s + (decode_weight - whole) * step_s / tokens + whole * step_s
     return replace(
         plain,
-        ttft_s=plain.ttft_s + waited * (step_s - plain.decode_s_per_token),
-        decode_s_per_token=step_s,
-        decode_tokens_per_s=decisions.batch * tokens / step_s,
-        tokens_a_pass=tokens,
-        drafts_kept=drafted.acceptance,
-        total_s=with_wait(workload, decisions.batch, phases_s),
+        ttft_s=plain.ttft_s + waited * (drafted.step_s - plain.decode_s_per_token),
+        decode_s_per_token=drafted.step_s,
+        decode_tokens_per_s=decisions.batch * drafted.tokens / drafted.step_s,
+        tokens_a_pass=drafted.tokens,
+        drafts_kept=decisions.speculation.acceptance,
+        total_s=drafted.total_s,
     )
 
 
-def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: Prediction | None) -> int:
+def objective_s(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> float:
+    """``predict(...).total_s``, in half the time: nothing else is predicted."""
+    phases = Phases.of(hardware, model, workload, decisions)
+    drafted = _drafted(phases, None)
+    return drafted.total_s if drafted else phases.total_s
+
+
+@dataclass(frozen=True)
+class PhaseSeconds:
+    """Of a model where nobody drafts."""
+
+    prefill_s: float
+    decode_s: float
+    """One decode step."""
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The prefill of a plan's batch and a decode step behind it, where nobody drafts."""
+
+    prefill: Prefill
+    start: int
+    """Tokens at the head of each prompt that are restored."""
+    restore_s: float
+    bill: Price
+    """The prefill's."""
+    step: Price
+    seconds: PhaseSeconds
+
+    @classmethod
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Phases:
+        """By ``decisions``."""
+        prefill = Prefill(hardware, model, workload, decisions)
+        start, restore_s = expected(prefill)
+        bill, step = prefill.bill(start), prefill.step()
+        return cls(prefill, start, restore_s, bill, step, PhaseSeconds(restore_s + prefill.seconds(start), step_s(prefill, step)))
+
+    @property
+    def total_s(self) -> float:
+        """:attr:`Prediction.total_s`."""
+        workload, decisions = self.prefill.workload, self.prefill.decisions
+        prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
+        return with_wait(workload, decisions.batch, prefill_weight * self.seconds.prefill_s + decode_weight * self.seconds.decode_s)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What becomes of decode steps where tokens are drafted."""
+
+    step_s: float
+    tokens: float
+    """That a step gives each sequence."""
+    total_s: float
+    """:attr:`Prediction.total_s`."""
+
+
+def _drafted(phases: Phases, drafting: PhaseSeconds | None) -> Drafted | None:
+    """None where no chain is drafted. ``drafting`` as :func:`predict` has it."""
+    hardware, model = phases.prefill.hardware, phases.prefill.model
+    workload, decisions = phases.prefill.workload, phases.prefill.decisions
+    alone = drafting or drafter_alone(hardware, model, workload, decisions)
+    length = chain_in(hardware, model, workload, decisions, alone)
+    if not length:
+        return None
+    drafted = replace(decisions.speculation, tokens=length)
+    verified_s = verify_s(hardware, model, workload, replace(decisions, speculation=drafted), alone)
+    mean_s, tokens = counted_s(drafted, phases.seconds.decode_s, verified_s), counted_tokens(drafted, length)
+    prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
+    whole = WAITED if workload.is_served and workload.objective is not Objective.throughput else 0.0
+    prefill_s = phases.seconds.prefill_s + (alone.prefill_s if alone else 0.0)
+    phases_s = prefill_weight * prefill_s + (decode_weight - whole) * mean_s / tokens + whole * mean_s
+    return Drafted(mean_s, tokens, with_wait(workload, decisions.batch, phases_s))
+
+
+def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: PhaseSeconds | None) -> int:
     """Tokens drafted behind each of ``decisions.batch`` sequences: as decided. A server has fewer where that many rows are better off with
     fewer, or where a pass has no room for more. ``alone`` as :func:`verify_s` has it."""
     decided = decisions.speculation
@@ -183,7 +249,7 @@ def chain_in(hardware: HardwareProfile, model: ModelSpec, workload: Workload, de
 
 
 def verify_s(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: Prediction | None = None
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, alone: PhaseSeconds | None = None
 ) -> float:
     """Seconds of a decode step in which each sequence computes its last token and as many drafted ones as ``decisions`` have. Drafting is
     counted: a model that drafts, which promises ``alone``, takes a step for each token of the chain. Meanwhile the link fills the ring.
@@ -196,8 +262,12 @@ def verify_s(
     if drafts and not any(shape.rows >= decisions.batch and shape.tokens > drafts for shape in shapes):
         machine = launching(hardware, model)
         priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
-    drafting_s = drafts * alone.decode_s_per_token if alone else 0.0
-    return drafting_s + _undrafted(machine, model, *verified(workload, priced), drafting_s).decode_s_per_token
+    drafting_s = drafts * alone.decode_s if alone else 0.0
+    prefill = Prefill(machine, model, *verified(workload, priced))
+    step = prefill.step()
+    if drafting_s:
+        step += Price({Resource.h2d: -min(drafting_s, head_start(machine, model, prefill.decisions).h2d_s)})
+    return drafting_s + step_s(prefill, step)
 
 
 def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisions]:
@@ -209,14 +279,15 @@ def verified(workload: Workload, decisions: Decisions) -> tuple[Workload, Decisi
     return replace(workload, prompt_tokens=max(1, workload.prompt_tokens // tokens)), rows
 
 
-def drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> Prediction | None:
+def drafter_alone(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> PhaseSeconds | None:
     """Of the model that drafts for ``model``, as if it were asked for nothing else; None where none does. Its step takes what runs found,
     by its price where none has timed it."""
     drafter, timed_s = decisions.speculation.model, decisions.speculation.step_s
     if drafter is None:
         return None
-    found = _undrafted(as_drafting(hardware), drafter, workload, resident(drafter, decisions, model.layers, hardware.gpu is not None))
-    return replace(found, decode_s_per_token=timed_s) if timed_s else found
+    kept = resident(drafter, decisions, model.layers, hardware.gpu is not None)
+    found = Phases.of(as_drafting(hardware), drafter, workload, kept).seconds
+    return replace(found, decode_s=timed_s) if timed_s else found
 
 
 def as_drafting(hardware: HardwareProfile) -> HardwareProfile:
@@ -225,23 +296,20 @@ def as_drafting(hardware: HardwareProfile) -> HardwareProfile:
     return replace(hardware, pass_s=0.0)
 
 
-def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions, idle_s: float = 0.0) -> Prediction:
-    """Where a step begins ``idle_s`` seconds after the one before has ended."""
-    prefill = Prefill(hardware, model, workload, decisions)
+def _undrafted(phases: Phases) -> Prediction:
+    """Of a plan where nobody drafts."""
+    prefill, start, restore_s = phases.prefill, phases.start, phases.restore_s
+    hardware, model, workload, decisions = prefill.hardware, prefill.model, prefill.workload, prefill.decisions
+    prefill_s, decode_s = phases.seconds.prefill_s, phases.seconds.decode_s
     moved, fill = prefill.moved, kv_fill(workload)
-    start, restore_s = expected(prefill)
-    bill, step = prefill.bill(start), prefill.step()
     missed = misses(model, decisions.experts, decisions.batch, hardware.gpu is not None)
     placement = place(model, decisions.weights, hardware.gpu is not None)
     ahead = head_start(hardware, model, decisions)
-    waited = step + Price({Resource.h2d: -min(idle_s, ahead.h2d_s)}) if idle_s else step
-    prefill_s, decode_s = restore_s + prefill.seconds(start), step_s(prefill, waited)
     first_s = restore_s + prefill.first_seconds(start, ahead.ssd_s, ahead.h2d_s)
     copied = min(missed.dram, missed.vram) + moved.missed.copied * missed.from_dram
     expert_bytes, visited = 0, 1.0
     if model.experts:
         expert_bytes, visited = model.experts.expert_bytes, len(model.experts.layers) * visit(model.experts, decisions.batch).touched
-    prefill_weight, decode_weight = objective_weights(workload, decisions.batch, decisions.prefill_chunk_tokens)
     held = held_by(hardware, model, workload, decisions)
     return Prediction(
         load_s=load_s(hardware, model, workload, decisions),
@@ -249,16 +317,16 @@ def _undrafted(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         prefill_s=prefill_s,
         decode_s_per_token=decode_s,
         decode_tokens_per_s=decisions.batch / decode_s,
-        bottleneck_prefill=bill.slowest,
-        bottleneck_decode=step.slowest,
+        bottleneck_prefill=phases.bill.slowest,
+        bottleneck_decode=phases.step.slowest,
         ssd_bytes_per_token=placement.ssd_bytes_per_pass + round(fill * moved.kv_ssd_bytes + missed.dram * expert_bytes),
         h2d_bytes_per_token=moved.step_bytes + round(fill * moved.step_kv_h2d_bytes + copied * expert_bytes),
         vram_bytes=used_bytes(vram_items(hardware, model, workload, held)),
         dram_bytes=used_bytes(dram_items(hardware, model, workload, held)),
         ssd_bytes=used_bytes(ssd_items(model, held)),
-        total_s=with_wait(workload, decisions.batch, prefill_weight * prefill_s + decode_weight * decode_s),
-        prefill_stages={str(resource): s for resource, s in bill.by_resource().items()},
-        decode_stages={str(resource): s for resource, s in step.by_resource().items()},
+        total_s=phases.total_s,
+        prefill_stages={str(resource): s for resource, s in phases.bill.by_resource().items()},
+        decode_stages={str(resource): s for resource, s in phases.step.by_resource().items()},
         restored_tokens=start,
         restore_s=restore_s,
         experts_missed_vram=missed.vram / visited,
