@@ -203,10 +203,8 @@ class ModelSpec:
         return Counter(replace(unit, layer=None) for unit in (*blocks, self.lm_head) if unit.is_coded)
 
     def decoded(self, kinds: Collection[UnitKind]) -> ModelSpec:
-        """The same with all units of ``kinds`` decoded, as products see them that stay so."""
-        if not kinds:
-            return self
-        return replace(self, units=tuple(unit.decoded if unit.kind in kinds else unit for unit in self.units))
+        """The same with all units of ``kinds`` decoded, as products see them that stay so. Kept for the next time."""
+        return _decoded(self, frozenset(kinds)) if kinds else self
 
     def stored_as(self, form: Format) -> ModelSpec:
         """The same with the layers' plain units stored in ``form``, as a checkpoint made so would be; it has no checkpoint."""
@@ -338,6 +336,11 @@ class ModelSpec:
 def touched_experts(experts: Experts, tokens: int) -> float:
     """Experts of one layer that ``tokens`` tokens visit: all of :func:`touched_by_rank`."""
     return sum(touched_by_rank(experts, tokens))
+
+
+@lru_cache(maxsize=64)
+def _decoded(model: ModelSpec, kinds: frozenset[UnitKind]) -> ModelSpec:
+    return replace(model, units=tuple(unit.decoded if unit.kind in kinds else unit for unit in model.units))
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 Amount = Any
 """A number, or a linear expression of the integer program's variables."""
 Key = TypeVar("Key", bound=StrEnum)
+_NUMBERS = (int, float)
 
 
 SHARED = 0.7
@@ -99,10 +100,10 @@ class Price:
     def __mul__(self, count: Amount) -> Price:
         """So many times, one after the other on each resource and side by side in each tier."""
         seconds, nbytes = {r: s * count for r, s in self.seconds.items()}, {t: n * count for t, n in self.nbytes.items()}
-        issued, behind = self.issued * count if self.issues else 0, self.behind * count if self.waits else 0
-        handing, rests = self.handing * count if self.hands_over else 0, self.rests * count if self.is_full else 0
-        late = {layers: seconds * count for layers, seconds in self.late.items()}
-        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.alongside * count if self.shares else 0)
+        issued, behind = self.issued * count if _is_any(self.issued) else 0, self.behind * count if _is_any(self.behind) else 0
+        handing, rests = self.handing * count if _is_any(self.handing) else 0, self.rests * count if _is_any(self.rests) else 0
+        late = {layers: seconds * count for layers, seconds in self.late.items()} if self.late else self.late
+        return Price(seconds, nbytes, issued, handing, behind, rests, late, self.alongside * count if _is_any(self.alongside) else 0)
 
     def of(self, resource: Resource) -> Amount:
         """Seconds of ``resource``."""
@@ -121,27 +122,27 @@ class Price:
     @property
     def issues(self) -> bool:
         """Whether anything is launched."""
-        return not isinstance(self.issued, int | float) or self.issued > 0
+        return _is_any(self.issued)
 
     @property
     def hands_over(self) -> bool:
         """Whether the interpreter waits for the CPU."""
-        return not isinstance(self.handing, int | float) or self.handing > 0
+        return _is_any(self.handing)
 
     @property
     def waits(self) -> bool:
         """Whether anything is :attr:`behind`."""
-        return not isinstance(self.behind, int | float) or self.behind > 0
+        return _is_any(self.behind)
 
     @property
     def is_full(self) -> bool:
         """Whether the link ever :attr:`rests`."""
-        return not isinstance(self.rests, int | float) or self.rests > 0
+        return _is_any(self.rests)
 
     @property
     def shares(self) -> bool:
         """Whether anything goes on :attr:`alongside`."""
-        return not isinstance(self.alongside, int | float) or self.alongside > 0
+        return _is_any(self.alongside)
 
     @property
     def issuing_s(self) -> float:
@@ -193,6 +194,11 @@ def total(prices: Iterable[Price]) -> Price:
     for price in prices:
         found += price
     return found
+
+
+def _is_any(amount: Amount) -> bool:
+    """Whether it may be more than 0: an expression may."""
+    return amount > 0 if isinstance(amount, _NUMBERS) else True
 
 
 def _sum(one: Mapping[Key, Amount], other: Mapping[Key, Amount]) -> Mapping[Key, Amount]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from penstock.planner.contract.given.dealt import Dealt
 from penstock.planner.contract.given.model import ModelSpec
@@ -29,6 +30,7 @@ def never_sliced(model: ModelSpec, count: int) -> str:
     return f"the width of {model.name}'s experts is no multiple of {count}" if each % (matrices * model.hidden * count) else ""
 
 
+@lru_cache(maxsize=256)
 def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
     """The layers of ``rank`` with their experts, numbered from 0, and its rows of the LM head, of which no rank's is tied.
 
@@ -36,7 +38,7 @@ def model_of_rank(model: ModelSpec, dealing: Dealing, rank: int) -> ModelSpec:
     not fetched ahead.
     What names the next layer's experts with a chance names those ``stride`` layers on with that chance to this power. Rank 0 alone has the
     embedding table. Small tensors that always stay (``norm``) count in proportion to layers. Of one rank it is ``model`` itself. ValueError
-    for a model that is :func:`never_dealt`, or is dealt already.
+    for a model that is :func:`never_dealt`, or is dealt already. Kept for the next time: plans of one dealing are predicted over and over.
     """
     if dealing.count == 1:
         return model
