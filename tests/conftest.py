@@ -32,10 +32,27 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+class EmptyFolders:
+    """Folders in which nothing lies: the same one as long as nobody has put anything there. To make one for each test takes seconds."""
+
+    def __init__(self, factory: pytest.TempPathFactory):
+        self._factory, self._last = factory, factory.mktemp("config")
+
+    def one(self) -> Path:
+        if not self._last.is_dir() or any(self._last.iterdir()):
+            self._last = self._factory.mktemp("config")
+        return self._last
+
+
+@pytest.fixture(scope="session")
+def empty_folders(tmp_path_factory: pytest.TempPathFactory) -> EmptyFolders:
+    return EmptyFolders(tmp_path_factory)
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def clean_environment(empty_folders: EmptyFolders, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's config directory of this test: an empty one."""
-    directory = tmp_path_factory.mktemp("config")
+    directory = empty_folders.one()
     monkeypatch.setenv("PENSTOCK_CONFIG_DIR", str(directory))
     for name in [name for name in os.environ if name.startswith("WSM_")]:
         monkeypatch.delenv(name)

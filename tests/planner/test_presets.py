@@ -63,7 +63,7 @@ def names(group: str) -> set[str]:
 
 @functools.cache
 def load(group: str, name: str, schema: type) -> Any:
-    """A preset merged onto its schema, as Hydra does it: a wrong key or type raises. Read once for all tests, none of which writes to it."""
+    """A preset merged onto its schema, as Hydra does it: a wrong key or type raises. Read once: no test writes to it."""
     plain = OmegaConf.create((resources.files("conf") / group / f"{name}.yaml").read_text())
     assert plain.pop("defaults") == ["schema", "_self_"]
     return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))

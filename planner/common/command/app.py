@@ -223,13 +223,17 @@ def _enter_hydra(call: Call, line: list[str]) -> None:
 
 
 def _store_schemas(call: Call) -> None:
-    """Let Hydra know the types of the verb's configuration."""
+    """Let Hydra know the types of the verb's configuration, those that no earlier call in this process has told it."""
     from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
 
     store, hints = ConfigStore.instance(), get_type_hints(call.verb.schema)
-    store.store(name=f"{call.verb.name}_schema", node=call.verb.schema)
-    for group in call.groups:
-        store.store(group=group, name="schema", node=strip_none(hints[group])[0])
+    schemas = {("", f"{call.verb.name}_schema"): call.verb.schema}
+    schemas |= {(group, "schema"): strip_none(hints[group])[0] for group in call.groups}
+    for (group, name), schema in schemas.items():
+        known = store.repo.get(group, {}) if group else store.repo
+        if f"{name}.yaml" not in known or OmegaConf.get_type(known[f"{name}.yaml"].node) is not schema:
+            store.store(group=group or None, name=name, node=schema)
 
 
 def _implied(verb: Verb, grammar: Grammar, environment: Environment, explicit: set[str]) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from penstock.runtime.engine.session import Session
 from penstock.runtime.experts import expert_forward as forward
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.tiers.expert_fetch import Key
+from penstock.runtime.reading.layout import UnitLayout
 from penstock.runtime.reading.native.readers_library import readers_file
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.sessions import opened
@@ -81,6 +82,12 @@ def unstreamed(checkpoint: Path) -> Generation:
     return expect(checkpoint)
 
 
+@pytest.fixture(scope="module")
+def unstreamed_first(checkpoint: Path) -> Generation:
+    """What it says of its first prompt alone."""
+    return expect(checkpoint, replace(BATCH, prompts=BATCH.prompts[:1]))
+
+
 def same(got: Generation, want: Generation) -> None:
     assert got.tokens == want.tokens
     assert all(torch.equal(a, b) for a, b in zip(got.logits, want.logits, strict=True))
@@ -120,46 +127,80 @@ def in_slots(session: Session) -> tuple[dict[Key, bytes], set[Key]]:
     )
 
 
+WIDE = replace(BATCH, prompts=[list(range(3, 150)), list(range(150, 290))], max_new_tokens=1)
+"""Its prompts visit every expert."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a start on a card has put into slots, and what the prompts of ``WIDE`` then read."""
+
+    on_card: dict[Key, bytes]
+    in_dram: set[Key]
+    layouts: Mapping[Key, UnitLayout]
+    loaded_bytes: int
+    """Read, or copied on as it was read."""
+    prompt_bytes: int
+    said: Generation
+
+
+def started(checkpoint: Path, held: ExpertSlots) -> Start:
+    planned = plan_for(checkpoint, decisions(gpu=True, batch=2, experts=replace(held, chunk_bytes=CHUNK)), True)
+    with opened(planned, checkpoint, HostCopier()) as session:
+        session.load(WIDE)
+        engine = session.engine
+        found, layouts = in_slots(session), engine.host.experts.room.layouts
+        loaded_bytes = engine.loading.arrived()["h2d"][1] + sum(nbytes for _, nbytes in engine.host.reads)
+        before = engine.host.pool.meter.bytes
+        got = session.generate(WIDE, Sampler(Sampling(), CPU), keep_logits=True)
+        return Start(*found, layouts, loaded_bytes, engine.host.pool.meter.bytes - before, got)
+
+
+@pytest.fixture(scope="module")
+def started_with_all(checkpoint: Path) -> Start:
+    """With a slot of VRAM for every expert."""
+    return started(checkpoint, ExpertSlots(plan_for(checkpoint, decisions()).model.experts.units, 0))
+
+
+@pytest.fixture(scope="module")
+def wide_unstreamed(checkpoint: Path) -> Generation:
+    """What the whole model says of ``WIDE``."""
+    return expect(checkpoint, WIDE)
+
+
 @pytest.mark.parametrize(("vram", "dram"), [(2, 3), (3, 2), (1, 2), (4, 4)])
-def test_a_start_fills_both_tiers_with_different_experts_each_read_once(checkpoint: Path, vram: int, dram: int) -> None:
+def test_a_start_fills_both_tiers_with_different_experts_each_read_once(
+    checkpoint: Path, started_with_all: Start, wide_unstreamed: Generation, vram: int, dram: int
+) -> None:
     """With so many slots a layer, as ``load_s`` pays for. Where they hold all experts a prompt then reads none."""
-    plan = plan_for(checkpoint, decisions())
-    experts, layers = plan.model.experts, len(plan.model.experts.layers)
-    every, held = ExpertSlots(experts.units, 0), ExpertSlots(*(n * layers + fewest_slots(experts) for n in (vram, dram)))
-    prompt = replace(BATCH, prompts=[list(range(3, 150)), list(range(150, 290))], max_new_tokens=1)
-    found, read_bytes = {}, {}
-    for slots in (every, held):
-        planned = plan_for(checkpoint, decisions(gpu=True, batch=2, experts=replace(slots, chunk_bytes=CHUNK)), True)
-        with opened(planned, checkpoint, HostCopier()) as session:
-            session.load(prompt)
-            found[slots] = in_slots(session)
-            arrived, layouts = session.engine.loading.arrived(), session.engine.host.experts.room.layouts
-            read_bytes[slots] = arrived["h2d"][1] + sum(nbytes for _, nbytes in session.engine.host.reads)
-            loaded = session.engine.host.pool.meter.bytes
-            got = session.generate(prompt, Sampler(Sampling(), CPU), keep_logits=True)
-            read = session.engine.host.pool.meter.bytes - loaded
-    same(got, expect(checkpoint, prompt))
-    (all_bytes, _), (on_card, in_dram) = found[every], found[held]
-    assert (len(on_card), len(in_dram)) == (vram * layers, dram * layers), "no slot of a layer's own is empty"
-    assert all(all_bytes[key] == held_bytes for key, held_bytes in on_card.items())
-    first = kept_at_first(experts, held.vram_slots, held.dram_slots)
-    assert len(on_card.keys() | in_dram) == first == layers * min(experts.count, vram + dram)
+    every, experts = started_with_all, plan_for(checkpoint, decisions()).model.experts
+    layers = len(experts.layers)
+    slots = ExpertSlots(*(n * layers + fewest_slots(experts) for n in (vram, dram)))
+    held = started(checkpoint, slots)
+    same(held.said, wide_unstreamed)
+    assert (len(held.on_card), len(held.in_dram)) == (vram * layers, dram * layers), "no slot of a layer's own is empty"
+    assert all(every.on_card[key] == held_bytes for key, held_bytes in held.on_card.items())
+    kept, first = held.on_card.keys() | held.in_dram, kept_at_first(experts, slots.vram_slots, slots.dram_slots)
+    assert len(kept) == first == layers * min(experts.count, vram + dram)
     ahead = fewest_slots(experts)  # of the first layer, for a pass that does not come
-    assert first < experts.units or read <= ahead * max(x.nbytes for x in layouts.values())
-    assert read_bytes[every] - read_bytes[held] == sum(x.payload_bytes for key, x in layouts.items() if key not in on_card.keys() | in_dram)
+    assert first < experts.units or held.prompt_bytes <= ahead * max(x.nbytes for x in held.layouts.values())
+    left_out = sum(x.payload_bytes for key, x in held.layouts.items() if key not in kept)
+    assert every.loaded_bytes - held.loaded_bytes == left_out
 
 
 @pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_what_readers_copy_on_gives_the_unstreamed_logits(checkpoint: Path, rows: int, prefetch: int) -> None:
+def test_what_readers_copy_on_gives_the_unstreamed_logits(
+    checkpoint: Path, unstreamed: Generation, unstreamed_first: Generation, rows: int, prefetch: int
+) -> None:
     """Of one sequence its experts come together, of two one by one."""
     batch, card = replace(BATCH, prompts=BATCH.prompts[:rows]), CarryingCopier()
     held = slots(checkpoint, "few", "some", prefetch=prefetch)
     plan = plan_for(checkpoint, decisions(gpu=True, batch=rows, experts=held), True)
     with opened(plan, checkpoint, card) as session:
         session.load(batch)
-        same(session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True), expect(checkpoint, batch))
+        same(session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True), unstreamed if rows == 2 else unstreamed_first)
         facts = session.engine.facts()["experts"]
     assert facts["dram"]["misses"] and (card.carried or rows > 1), "where more are missing than there are slots, the consumer copies"
 
