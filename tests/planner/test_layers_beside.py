@@ -101,7 +101,7 @@ def test_a_rank_without_the_drafter_waits_while_it_drafts() -> None:
     assert drafting is not None
     own = plan.of_rank(1)
     assert own.prediction.decode_s_per_token == plan.prediction.decode_s_per_token
-    waited_s = plan.decisions.speculation.tokens * drafting.decode_s_per_token
+    waited_s = plan.decisions.speculation.tokens * drafting.decode_s
     alone = predict(*terms(own))
     assert plan.prediction.decode_s_per_token > alone.decode_s_per_token + 0.8 * waited_s, "but for what its link brings meanwhile"
 
