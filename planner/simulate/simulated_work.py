@@ -81,7 +81,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: int = 0) ->
     far, shares = table_is_far(plan.hardware, made) and model.computes_embedding, UnitShares(plan, units, batch)
     # a router's choice is read back, so that a rank launches what is behind it when it is known
     waits = model.dealt is not None and plan.hardware.gpu is not None and model.experts is None
-    stay = model.decoded(made.weights.forms.decoded)
+    stay = model.decoded(made.weights.forms.decoded).in_turn
     least_s = plan.hardware.gpu.layer_kernels_s if waits and plan.hardware.gpu else 0.0
     machines = (plan.hardware, 0.0), (replace(plan.hardware, layer_launch_s=0.0), least_s)
     found: list[Passes] = []

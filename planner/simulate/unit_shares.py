@@ -14,7 +14,7 @@ from penstock.planner.contract.given.model import touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import decode_s, unit_s
-from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped
+from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, serving_issue_s
 from penstock.planner.contract.prices.stages import elementwise_bytes_per_token, packed
 from penstock.planner.simulate.lanes.lanes import NS, ns
 
@@ -39,7 +39,7 @@ class UnitShares:
     """Compute seconds of a pass, divided among its units. Launches are divided by operations. The rest is divided by seconds of reading or
     of products, whichever takes longer for the whole pass; a CPU's prompt by both, since these follow each other. Beside its products a
     card decodes what is coded, and does in each layer's attention what lies between them. The sum is that of
-    ``penstock.planner.contract.prices.stages``."""
+    ``penstock.planner.contract.prices.stages``. With slices of experts it is that of a rank's own layers: others' are computed alike."""
 
     def __init__(self, plan: Plan, units: tuple[Unit, ...], batch: int):
         self._plan, self._units, self._batch = plan, units, batch
@@ -62,7 +62,7 @@ class UnitShares:
         layer's experts. ``prompt``: whether the tokens are a prompt's. ``beside_s``: of all layers, the same in each, what the device takes
         besides; it is no expert's."""
         experts = self._plan.model.experts
-        routed, touched = (len(experts.layers), touched_experts(experts, tokens)) if experts else (0, 1.0)
+        routed, touched = (len(self._plan.model.moe), touched_experts(experts, tokens)) if experts else (0, 1.0)
         in_turn = prompt and self._plan.hardware.gpu is None
         work, work_each, work_row = self._work(context, tokens, routed, touched, attended, in_turn)
         issue, issue_each = [self._operations(unit, tokens, recorded) for unit in self._units], 0
@@ -72,14 +72,14 @@ class UnitShares:
             issue_each = OPERATIONS.each(tokens, self._plan.hardware.gpu is not None, self._grouped(tokens))
         rows = tokens * experts.top_k if experts else 0
         by_work = device_s / (sum(work) + routed * (touched * work_each + rows * work_row))
-        serving = OPERATIONS.serving(tokens, self._grouped(tokens)) if routed > len(self._plan.model.moe) else 0
-        issues = sum(issue) + routed * touched * issue_each + (routed - len(self._plan.model.moe)) * serving
+        issues = sum(issue) + routed * touched * issue_each
         by_issue = issued_s / issues if issues else 0.0
         attending = [unit.kind == "attn" for unit in self._units]
         beside = [beside_s / sum(attending) if attends else 0.0 for attends in attending]
         unit_ns = tuple(ns(by_work * w + by_issue * i + b) for w, i, b in zip(work, issue, beside, strict=True))
         each_ns, issued_ns = ns(by_work * work_each + by_issue * issue_each), (*(ns(by_issue * i) for i in issue),)
-        return Cut(unit_ns, issued_ns, each_ns, ns(by_issue * issue_each), by_work * work_row * NS, ns(by_issue * serving))
+        served_ns = ns(serving_issue_s(self._plan.hardware, self._plan.model, tokens))
+        return Cut(unit_ns, issued_ns, each_ns, ns(by_issue * issue_each), by_work * work_row * NS, served_ns)
 
     def _work(
         self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int], in_turn: bool

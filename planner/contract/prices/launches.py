@@ -215,6 +215,15 @@ def step_issue_s(hardware: HardwareProfile, model: ModelSpec) -> float:
     return OPERATIONS.step / OPERATIONS.dense(True) * recorded_launch_s(hardware) if model.experts else 0.0
 
 
+def serving_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
+    """Host seconds in which a rank launches what slices of another rank's layer take beside the experts', when it has been told; 0 where no
+    rank has any."""
+    if model.slices == 1:
+        return 0.0
+    gpu = hardware.gpu is not None
+    return OPERATIONS.serving(tokens, are_grouped(hardware, model, tokens)) / OPERATIONS.dense(gpu) * hardware.layer_launch_s
+
+
 def coded_issue_s(hardware: HardwareProfile, unit: UnitSpec) -> float:
     """Host seconds by which launching products with ``unit`` takes longer than with a plain one; 0 on a CPU. None was seen of a format that
     has no product of its own."""

@@ -16,7 +16,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import LateExperts
-from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations
+from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations, serving_issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
@@ -98,7 +98,7 @@ def decode_phase(
 ) -> Phase:
     """A step at the mean context."""
     computed_by = model.decoded(forms.decoded)
-    passed = Passed(batch, head_s=unit_s(hardware, model.lm_head, batch))
+    passed = Passed(batch, head_s=unit_s(hardware, model.lm_head, batch), served_s=serving_issue_s(hardware, model, batch))
     kinds = forms.decoded
 
     def own_s(machine: HardwareProfile, own: ModelSpec, kernels_s: float) -> float:
@@ -147,7 +147,14 @@ def prefill_phase(
     compute_s = chained_s(
         hardware,
         model,
-        Passed(rows, passes, parts, head_s, last_part_share(hardware, model, workload, chunk_tokens, parts, start)),
+        Passed(
+            rows,
+            passes,
+            parts,
+            head_s,
+            last_part_share(hardware, model, workload, chunk_tokens, parts, start),
+            served_s=serving_issue_s(hardware, model, rows),
+        ),
         lambda machine, own, least_s: prefill_compute_s(
             machine, own.decoded(forms.decoded), workload, batch, at_once, start, least_s, more
         ),
@@ -171,7 +178,7 @@ def mixed_phase(
     computed_by, many = model.decoded(forms.decoded), mixed.all_tokens
     earlier = mixed.rows * mixed.context
     head_s = (mixed.rows + 1) * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
-    passed = Passed(many, head_s=head_s)
+    passed = Passed(many, head_s=head_s, served_s=serving_issue_s(hardware, model, many))
     kinds = forms.decoded
     compute_s = chained_s(
         hardware, model, passed, lambda machine, own, least_s: mixed_compute_s(machine, own.decoded(kinds), mixed, least_s)

@@ -137,7 +137,7 @@ class Routed:
         computed_s = alone * (u - 1) / u * beside_each_s
         issued_s = called_s = called_each_s = exposed = copies_s = beside_s = launched_s = others_s = 0.0
         if hardware.gpu:
-            meanwhile_s = launched_meanwhile_s(hardware, model, batch) / len(model.experts.layers)
+            meanwhile_s = launched_meanwhile_s(hardware, model, batch)
             issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * beside_each_s + meanwhile_s
             each_s = expert_launches(hardware, model, batch) * meanwhile_s
             beside_each_s += each_s

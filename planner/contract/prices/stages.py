@@ -139,14 +139,17 @@ def weight_read_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
 
 
 def launched_meanwhile_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
-    """Seconds of a pass over ``tokens`` tokens in which the host launches what comes behind a router, while experts that the layer misses
-    are on their way: all that a step recorded in pieces launches, nothing where its experts are recorded, too, else what takes longer than
-    reading the weights. 0 for a dense model."""
-    if hardware.gpu is None or model.experts is None:
+    """Seconds of one layer of a pass over ``tokens`` tokens in which the host launches what comes behind a router, while experts that the
+    layer misses are on their way: all that a step recorded in pieces launches, nothing where its experts are recorded, too, else what takes
+    longer than reading the weights. 0 for a dense model. Of sliced experts all ranks wait at once, and the one whose layer comes next has
+    it launched by then: what ranks launch for each other's layers comes when they are told."""
+    own = model.in_turn if model.moe else model
+    if hardware.gpu is None or own.experts is None:
         return 0.0
+    layers = len(own.experts.layers)
     if can_record(hardware, model):
-        return 0.0 if are_tabled(model, tokens) else pieces_issue_s(hardware, model, tokens)
-    return max(0.0, issue_s(hardware, model, tokens) - weight_read_s(hardware, model, tokens))
+        return 0.0 if are_tabled(model, tokens) else pieces_issue_s(hardware, own, tokens) / layers
+    return max(0.0, issue_s(hardware, own, tokens) - weight_read_s(hardware, own, tokens)) / layers
 
 
 def expert_step_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:
@@ -155,8 +158,7 @@ def expert_step_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> f
     if model.experts is None:
         return 0.0
     unit, rows = model.of_kind(UnitKind.expert)[0], max(1.0, tokens * model.experts.top_k / touched_experts(model.experts, tokens))
-    meanwhile_s = launched_meanwhile_s(hardware, model, tokens) / len(model.experts.layers)
-    return unit_s(hardware, unit, rows) + expert_launches(hardware, model, tokens) * meanwhile_s
+    return unit_s(hardware, unit, rows) + expert_launches(hardware, model, tokens) * launched_meanwhile_s(hardware, model, tokens)
 
 
 def between_experts_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:

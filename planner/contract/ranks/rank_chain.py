@@ -28,6 +28,8 @@ class Passed:
     """Seconds of a pass's last part, of those of a mean one."""
     recorded: bool = False
     """Whether the passes are recorded, and their hops with them."""
+    served_s: float = 0.0
+    """Of a layer whose experts are sliced: what the other ranks launch for it once they are told."""
 
 
 def recorded_hop_s(hardware: HardwareProfile, nbytes: float) -> float:
@@ -90,7 +92,7 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     A card's kernels are queued while it waits for the others, so only its own launches count there: it takes no less than ``own_s`` with
     launches. Each layer's kernels then take what they take on the card. Routed experts are launched when their layer's router has spoken,
     so of a model that has some all launches count. All ranks compute with slices of an expert at the same time, after an exchange
-    (:func:`exchange_s`).
+    (:func:`exchange_s`) and what the others launch first.
     """
     alone_s = own_s(hardware, model, 0.0)
     dealt = model.dealt
@@ -107,7 +109,7 @@ def chained_s(hardware: HardwareProfile, model: ModelSpec, passed: Passed, own_s
     cards = [(card, card.layer_kernels_s if kernels_s else 0.0) for card in hardware.round_cards]
     each_s = [layer_s * own_s(replace(queued, gpu=card), in_turn, least_s) / device_s for card, least_s in cards] or [layer_s] * dealt.count
     ring = Ring(each_s, passed.parts, between_s, wide_s, passed.last_part)
-    exchanged_s = len(model.experts.layers) * exchange_s(hardware, model, passed.rows) if model.experts else 0.0
+    exchanged_s = len(model.experts.layers) * (exchange_s(hardware, model, passed.rows) + passed.served_s) if model.experts else 0.0
     return max(alone_s, passed.passes * (ring.through(dealt.owners) + exchanged_s + BEHIND_LAYERS * behind_s + head_s))
 
 
