@@ -101,8 +101,19 @@ def test_the_cpu_takes_those_with_the_fewest_rows_and_none_that_come_unasked() -
     split = HostSplit(1.0, (0.5, 5.0), 0.0)
     visits = shared_visits(split, (0.5, 0.5), 4)
     assert visits.taken == (0, 1, 1, 2, 2) and visits.host_s[4] == 1.0 and visits.link_s[4] == 2.0
-    unasked = shared_visits(split, (1.0,), 3, Unasked(2.0, 2, 0.0))
-    assert unasked.taken == (0, 0, 0, 1) and unasked.link_s == (0.0, 1.0, 2.0, 2.0) and unasked.link_ends[3] == 0.0
+    unasked = shared_visits(split, (1.0,), 3, Unasked(2, 2.0, 1.5, 0.5))
+    assert unasked.taken[2:] == (0, 1) and unasked.link_s[2:] == (2.0, 2.0), "both that came are used"
+    assert unasked.host_ends[2:] == (1.5, 1.5) and unasked.link_last == (0.0, 1.0, 1.0, 1.0), "the last of them is waited for"
+
+
+def test_what_came_unasked_is_used_as_often_as_it_is_drawn() -> None:
+    split = HostSplit(1.0, (0.5,), 0.0)
+    visits = shared_visits(split, (1.0,), 4, Unasked(1, 4.0, 0.8, 0.2))
+    assert visits.link_s[0] == pytest.approx(0.4), "six tenths of a copy that nobody uses are given up"
+    assert visits.taken[1] == 0.75 and visits.host_ends[1] == pytest.approx(0.75 * 0.5 + 0.25 * 0.8), "one of four is it"
+    between = shared_visits(split, (1.0,), 4, Unasked(1, 2.5, 0.8, 0.2)).taken[1]
+    assert between == pytest.approx((1 / 2 + 2 / 3) / 2), "half of the layers miss two, half three"
+    assert visits.taken[4] == 3.0 and visits.link_last[4] == 0.0, "the CPU is at the others for longer"
 
 
 def test_copies_alone_are_as_many_as_are_missed() -> None:

@@ -36,18 +36,18 @@ class HostSplit:
     asked_s: float = 0.0
     """The host's to ask the CPU for one. It asks for all of them before it queues the first copy."""
 
-    def ends(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> tuple[float, float]:
+    def ends(self, rows: Sequence[int], copied: int, queue_s: float = 0.0, queued: bool = False) -> tuple[float, float]:
         """Seconds until the CPU's results of experts of ``rows`` are there, and until ``copied`` others are where they are computed; 0 for
-        none."""
-        return self.ends_of(sum(self.host_s[n - 1] for n in rows), len(rows), copied, queue_s)
+        none. ``queued``: some of what the link had begun with is waited for, too."""
+        return self.ends_of(sum(self.host_s[n - 1] for n in rows), len(rows), copied, queue_s, queued)
 
-    def ends_of(self, host_s: float, asked: int, copied: int, queue_s: float) -> tuple[float, float]:
+    def ends_of(self, host_s: float, asked: int, copied: int, queue_s: float, queued: bool = False) -> tuple[float, float]:
         """The same where the CPU's products with as many as are ``asked`` for take ``host_s`` while the link rests."""
         link_s = queue_s + copied * self.copy_s
         both_s = min(host_s / self.host_beside, link_s / self.link_beside)
         host_s, link_s = host_s + both_s * (1 - self.host_beside), link_s + both_s * (1 - self.link_beside)
-        idle_s = max(0.0, asked * self.asked_s - queue_s)
-        return self.asked_s + self.hop_s + host_s if asked else 0.0, idle_s + link_s if copied else 0.0
+        idle_s = max(0.0, asked * self.asked_s - queue_s) if copied else 0.0
+        return self.asked_s + self.hop_s + host_s if asked else 0.0, idle_s + link_s if copied or queued else 0.0
 
     def lasts(self, rows: Sequence[int], copied: int, queue_s: float = 0.0) -> float:
         """Seconds until all of these are there."""

@@ -16,37 +16,43 @@ from penstock.planner.contract.given.model import Experts, touched_by_rank
 class Unasked(NamedTuple):
     """Experts of a layer that are copied before its router has spoken, since the layer before it used nearly all of its own."""
 
-    copied: float
-    used: int
-    """Of them by this layer."""
-    beside_s: float
-    """Seconds for which nothing else is copied."""
+    copied: int
+    """The last of them is on its way when the router speaks."""
+    missing: float
+    """Experts of the layer that no slot keeps: a visit that misses k of them uses each that came with the same chance."""
+    left_s: float
+    """Of the last copy, what is left then."""
+    given_up_s: float
+    """Of that, what goes on of one that is not used."""
 
 
-NONE_CAME = Unasked(0.0, 0, 0.0)
+NONE_CAME = Unasked(0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class SharedVisits:
     """Of visits that miss 0, 1, 2 ... experts, all of which lie in DRAM."""
 
-    taken: tuple[int, ...]
-    """Experts that the CPU computes."""
+    taken: tuple[float, ...]
+    """Experts that the CPU computes, on average."""
     host_s: tuple[float, ...]
     """Seconds that these take it, while the link rests."""
     link_s: tuple[float, ...]
     """Seconds that the link takes for the others, while the CPU rests."""
     host_ends: tuple[float, ...]
-    """Seconds until the CPU's results are there, the link at work or not."""
+    """Seconds until the CPU's results are there, the link at work or not. Where some came unasked, until the others are there, too: on
+    average over how many of these are used."""
     link_ends: tuple[float, ...]
     """Seconds until the others are where they are computed."""
+    link_last: tuple[float, ...]
+    """How likely these are the last."""
 
     @classmethod
     def copied(cls, copy_s: float, most: int, ahead: float = 0.0) -> SharedVisits:
         """Where the link brings all, and ``ahead`` of them have come unasked for."""
         nobody, each = (0,) * (most + 1), range(most + 1)
         ends = tuple(max(0.0, missed - ahead) * copy_s for missed in each)
-        return cls(nobody, nobody, tuple(missed * copy_s for missed in each), nobody, ends)
+        return cls(nobody, nobody, tuple(missed * copy_s for missed in each), nobody, ends, tuple(float(end_s > 0) for end_s in ends))
 
 
 NO_VISITS = SharedVisits.copied(0.0, 0)
@@ -56,17 +62,38 @@ NO_VISITS = SharedVisits.copied(0.0, 0)
 def shared_visits(split: HostSplit, rows: tuple[float, ...], most: int, came: Unasked = NONE_CAME) -> SharedVisits:
     """As ``split`` shares them, of up to ``most`` missed. ``rows``: see :func:`missed_rows`. Some of them ``came``, or come, unasked for.
     O(most^2), kept for the next time."""
-    found = []
-    for missed in range(most + 1):
-        here = min(came.used, missed)
-        share = here / came.used if came.used else 0.0
-        asked, queued_s = spread_rows(rows, missed - here), share * max(0.0, came.copied * split.copy_s - came.beside_s)
-        mine = split.on_host(asked, queued_s)
+    return SharedVisits(*map(tuple, zip(*(_mean_visit(split, rows, missed, came) for missed in range(most + 1)), strict=True)))
+
+
+def _mean_visit(split: HostSplit, rows: tuple[float, ...], missed: int, came: Unasked) -> list[float]:
+    """Of visits that miss so many: a place of each field of :class:`SharedVisits`."""
+    found = [0.0] * 6
+    for used, chance in _used(missed, came):
+        share = used / came.copied if came.copied else 0.0
+        given_up_s = (1 - share) * (came.left_s - came.given_up_s)
+        asked, queue_s = spread_rows(rows, missed - used), came.left_s - given_up_s
+        mine = split.on_host(asked, queue_s)
         theirs, copied = [asked[at] for at in mine], len(asked) - len(mine)
         host_s = sum(split.host_s[n - 1] for n in theirs)
-        link_s = (share * came.copied + copied) * split.copy_s
-        found.append((len(mine), host_s, link_s, *split.ends(theirs, copied, queued_s)))
-    return SharedVisits(*map(tuple, zip(*found, strict=True)))
+        link_s = (came.copied + copied) * split.copy_s - given_up_s
+        ends = split.ends(theirs, copied, queue_s, used > 0)
+        last_s = max(ends) if came.copied else ends[0]
+        for at, value in enumerate((len(mine), host_s, link_s, last_s, ends[1], float(ends[1] > ends[0]))):
+            found[at] += chance * value
+    return found
+
+
+def _used(missed: int, came: Unasked) -> list[tuple[int, float]]:
+    """(of what came, how many a visit uses that misses so many, how likely it is): drawn without putting back. A layer that keeps a slot
+    more than another one misses an expert less."""
+    few, more = int(came.missing), came.missing % 1
+    found = [0.0] * (min(missed, came.copied) + 1)
+    for missing, share in ((few, 1 - more), (few + 1, more)):
+        missing = max(missing, came.copied, missed)
+        ways = math.comb(missing, came.copied)
+        for used in range(len(found)):
+            found[used] += share * math.comb(missed, used) * math.comb(missing - missed, came.copied - used) / ways
+    return [*enumerate(found)]
 
 
 @lru_cache(maxsize=64)

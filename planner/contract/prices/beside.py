@@ -32,7 +32,7 @@ from penstock.planner.contract.decided.recording import can_record, launched_bec
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.host_split import HostSplit
-from penstock.planner.contract.experts.shared_visits import NO_VISITS, SharedVisits, Unasked, missed_rows, shared_visits
+from penstock.planner.contract.experts.shared_visits import NO_VISITS, NONE_CAME, SharedVisits, Unasked, missed_rows, shared_visits
 from penstock.planner.contract.experts.visit_waits import mean_of
 from penstock.planner.contract.given.formats import Dtype
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
@@ -314,6 +314,8 @@ class Missed:
     """The share of them that the link brings."""
     odds: float | None = None
     """Of a layer's experts that a step uses, the share that such a plan misses as ``copied`` is counted for; None where all are copied."""
+    link_last: float = 1.0
+    """Of a step's visits, the share that waits for the link, not for the CPU."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, kv_bytes: int, copied: Price) -> Missed:
@@ -325,21 +327,22 @@ class Missed:
         if experts is None or gpu is None:
             return cls(copied)
         one = visit(experts, batch)
-        visited, seen = max(1, round(one.touched)), one.touched / experts.count
+        visited = max(1, round(one.touched))
         if split is None:
-            came = ahead_of(hardware, model) * seen
+            came = ahead_of(hardware, model) * one.touched / experts.count
             return cls(copied, SharedVisits.copied(copy_s, visited), SharedVisits.copied(copy_s, visited, came))
         kept = kept_beside_layers(gpu, hardware.vram_bytes - kv_bytes, model, experts) / len(experts.layers)
-        beside_s = between_experts_s(hardware, model, batch)
-        ahead = min(ahead_of(hardware, model), 1 + beside_s / copy_s)  # the link has copied until then: one is on its way
-        rows, unasked = missed_rows(experts, batch, round(kept), len(split.host_s)), Unasked(ahead, round(ahead * seen), beside_s)
+        rows, odds = missed_rows(experts, batch, round(kept), len(split.host_s)), min(1.0, max(1e-6, one.missed(kept) / visited))
+        unasked = _unasked(hardware, model, slots, batch, experts.count - kept)
         ways = shared_visits(split, rows, visited), shared_visits(split, rows, visited, unasked)
-        odds = min(1.0, max(1e-6, one.missed(kept) / visited))
+
+        def mean(few: Sequence[float], many: Sequence[float]) -> float:
+            """Of a visit."""
+            return (1 - one.all_asked) * mean_of(few, odds, one.even) + one.all_asked * mean_of(many, odds, one.even)
 
         def each(few: Sequence[float], many: Sequence[float]) -> float:
             """Of one missed expert."""
-            few_s, many_s = mean_of(few, odds, one.even), mean_of(many, odds, one.even)
-            return ((1 - one.all_asked) * few_s + one.all_asked * many_s) / (odds * visited)
+            return mean(few, many) / (odds * visited)
 
         on_host = each(*(way.taken for way in ways))
         host_s, link_s = each(*(way.host_s for way in ways)), each(*(way.link_s for way in ways))
@@ -348,7 +351,20 @@ class Missed:
             Resource.cpu: host_s,
             Resource.card: -on_host * expert_step_s(hardware, model, batch),
         }
-        return cls(Price(seconds, alongside=host_s) + passed(hardware, experts.expert_bytes), *ways, 1 - on_host, odds)
+        bill, link_last = Price(seconds, alongside=host_s) + passed(hardware, experts.expert_bytes), mean(*(way.link_last for way in ways))
+        return cls(bill, *ways, 1 - on_host, odds, link_last)
+
+
+def _unasked(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, missing: float) -> Unasked:
+    """What comes unasked for a layer of which ``missing`` experts are not kept: as many as the link brings between two layers' experts, and
+    one that is on its way. It begins when the layer before has left it a slot. Of one that is not used those pieces go on that the link was
+    given, but for half a piece."""
+    gpu, experts = hardware.gpu, model.experts
+    assert gpu is not None and experts is not None
+    copy_s, beside_s = expert_copy_s(gpu, experts, slots.chunk_bytes), between_experts_s(hardware, model, batch)
+    copied = min(int(ahead_of(hardware, model)), 1 + int(beside_s / copy_s), int(missing))
+    left_s, pieces = max(0.0, copied * copy_s - beside_s), -(-experts.expert_bytes // slots.chunk_bytes)
+    return Unasked(copied, missing, left_s, min(left_s, (slots.in_flight - 0.5) / pieces * copy_s)) if copied > 0 else NONE_CAME
 
 
 def kept_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts) -> int:

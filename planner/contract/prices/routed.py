@@ -58,8 +58,9 @@ class Routed:
     * **Late.** A layer that reads asks a drive that is idle, and the host is on the way to it and back: ``late_read_s``, once for all that
       it reads. Of the reads the share 1 / sqrt(u) pays that.
     * **Streamed weights** hide behind compute in the share C / (C + E) of a step. C is compute, E the copies of a plan that streams
-      experts alone: the law stays linear in the decisions. The LM head hides behind nothing: it comes behind the last router, and the ring
-      is full until then.
+      experts alone: the law stays linear in the decisions. Where the CPU computes experts, too, they hide as well while a visit waits for
+      it and the link has copied all, however many experts a visit uses. The LM head hides behind nothing: it comes behind the last router,
+      and the ring is full until then.
     * **Foresight.** The share ``foreseen ** max(1, L / m)`` of the misses overlaps with everything. L layers copy m experts, so L / m
       layers pass while one is copied. A name's chance falls with each of them.
     * **Pause.** Nothing names experts before a token's first router. r reads fall on random layers, so (1 - exp(-r)) / r of a step lies
@@ -107,6 +108,8 @@ class Routed:
     """Share of the time in which reads and copies do not overlap."""
     exposed: float = 0.0
     """Share of the weights that stream which hides behind nothing."""
+    copying: float = 0.0
+    """The same where it is not known which experts come."""
     named: float = 0.0
     """Share of the missed experts that routers name early enough."""
     copies_s: float = 0.0
@@ -135,7 +138,7 @@ class Routed:
         expert_s = unit_s(hardware, model.of_kind(UnitKind.expert)[0], max(1.0, batch * model.experts.top_k / u))
         beside_each_s = 0.0 if come_together(hardware.gpu is not None, batch) else expert_s
         computed_s = alone * (u - 1) / u * beside_each_s
-        issued_s = called_s = called_each_s = exposed = copies_s = beside_s = launched_s = others_s = 0.0
+        issued_s = called_s = called_each_s = exposed = copying = copies_s = beside_s = launched_s = others_s = 0.0
         if hardware.gpu:
             meanwhile_s = launched_meanwhile_s(hardware, model, batch)
             issued_s, beside_s = alone * meanwhile_s / u, (u - 1) * beside_each_s + meanwhile_s
@@ -145,7 +148,8 @@ class Routed:
             called_each_s = copied_issue_s(hardware, model, batch)
             called_s = alone * called_each_s
             copies_s = missed * model.experts.expert_bytes / hardware.gpu.h2d.peak / GB * carried
-            exposed = alone * copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
+            copying = copies_s / (weight_pass_s(hardware, model, batch) + copies_s)
+            exposed = alone * copying
         ranks, apart = fetching_turns(model), alone / math.sqrt(u)
         beside_reads_s = alone * (u - 1) * launched_s if hardware.gpu and batch > 1 else None
         each_host = 1 if model.dealt is None or model.slices > 1 else model.dealt.count // hardware.hosts
@@ -167,6 +171,7 @@ class Routed:
             ahead_of(hardware, model) * u / model.experts.count,
             apart,
             exposed,
+            copying,
             named,
             ranks * copies_s,
             ranks,
@@ -175,9 +180,10 @@ class Routed:
             one.even,
         )
 
-    def beside(self, streamed: Streamed) -> Amount:
-        """What a step waits for copies of ``streamed``."""
-        return self.exposed * streamed.all + (self.alone - self.exposed) * streamed.head
+    def beside(self, streamed: Streamed, missed: Missed) -> Amount:
+        """What a step waits for copies of ``streamed``, whose visits wait for ``missed``."""
+        exposed, alone = (self.exposed, self.alone) if missed.odds is None else (self.copying * missed.link_last, 1.0)
+        return exposed * streamed.all + (alone - exposed) * streamed.head
 
     def read_s(self, fetch_s: float) -> float:
         """Seconds that an expert, ``fetch_s`` in transit from the SSD, adds to a step."""
@@ -263,7 +269,7 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
     reads = [(count * routed.turns, (routed.read_s(fetch_s) + routed.apart * late_s) / unit_s) for count, fetch_s, late_s in fetched.read]
     from_dram = fetched.from_dram * routed.turns
     known = (1 - routed.waits) * from_dram * (fetched.copy_s * routed.link_alone / unit_s)
-    read, beside = sum(count for count, _ in reads), routed.beside(streamed)
+    read, beside = sum(count for count, _ in reads), routed.beside(streamed, fetched.missed)
     readings = routed.reading([(count * routed.turns, fetch_s, late_s) for count, fetch_s, late_s in fetched.read], unit_s)
     most = routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
