@@ -26,9 +26,9 @@ def be_led(company: Company, checkpoint: Path | None = None) -> None:
     """Open and compute until rank 0 leaves. What goes wrong here ends all ranks, and rank 0 tells of it."""
     try:
         import_torch()
-        company.join()
-        with uncollected():
+        with uncollected():  # before the others are met: rank 0 comes when it has imported as much
             from penstock.runtime.led import open_led
+        company.join()
         gc.freeze()  # what was imported lives as long as the process: no pass waits while it is searched
         while (words := company.hear())["what"] == "open":
             open_led.follow_one(company, words, checkpoint, partial(_fail, company))

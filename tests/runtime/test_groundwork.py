@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +137,13 @@ def test_an_error_of_the_card_is_raised_where_the_card_is_waited_for(on_a_card: 
 
     monkeypatch.setattr("penstock.runtime.memory.cuda.open_cuda", broken)
     assert on_a_card.refusal() == "the card is broken; replace it"
+
+
+def test_a_start_begins_with_its_process() -> None:
+    code = "from penstock.runtime.told.startup import Startup; print(Startup().so_far_s)"
+    begun = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 0 < float(done.stdout) <= time.monotonic() - begun + 0.02, "ticks are of 10 ms"
 
 
 def test_the_report_says_what_the_start_took_and_what_went_on_beside_it(on_a_card: Desk) -> None:
