@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.drafters import LEAST, TAUGHT, TEXTS, dealt, edited
+from bench.drafters import LEAST, TEXTS, dealt, edited
 from bench.replies import Replies, repeats
 
 
@@ -16,9 +16,9 @@ def test_a_text_repeats_itself_where_eight_tokens_occur_a_fourth_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "texts, shown, others", [(0, 0, 0), (3, 3, 0), (LEAST, LEAST, 0), (LEAST + 2, LEAST, 2), (TEXTS + TAUGHT, TEXTS, TAUGHT)]
+    "texts, shown, others", [(0, 0, 0), (3, 3, 0), (LEAST, LEAST, 0), (LEAST + 2, LEAST, 2), (31, 16, 15), (3 * TEXTS, TEXTS, TEXTS)]
 )
-def test_texts_are_measured_before_any_calibrate_and_none_does_both(texts: int, shown: int, others: int) -> None:
+def test_every_second_text_calibrates_where_there_are_enough_and_none_is_measured_too(texts: int, shown: int, others: int) -> None:
     one, other = dealt(range(texts))
     assert (len(one), len(other)) == (shown, others)
     assert not set(one) & set(other)

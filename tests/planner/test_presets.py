@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -74,7 +75,8 @@ def model(name: str) -> ModelConfig:
 
 
 def hardware(name: str) -> HardwareConfig:
-    return load("hardware", name, HardwareConfig)
+    """Whoever asks may change it."""
+    return copy.deepcopy(load("hardware", name, HardwareConfig))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -31,8 +31,9 @@ MOST_TOKENS = 48
 class PlayedGround(OpenCard):
     """As ``memory.groundwork.Groundwork``, on a card that is played."""
 
-    def open_card(self) -> None:
+    def open_card(self, _failed: object) -> torch.device:
         """It is."""
+        return self.device
 
 
 class PlayedGroundwork:
