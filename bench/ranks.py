@@ -19,6 +19,7 @@ run measure their links when it is over, each alone and all at once, and a hop o
     prefill: the same of a prompt of `prompt` tokens
     x one: seconds of a step by the first of `counts` over seconds by this one
     hops: layers * the median hop, of a step
+    launching: host seconds of a layer's part of a prompt on rank 0, over the probe's `layer_launch_s`
     kept: the prefill of a prompt whose pages every rank has on its drive, over the same prompt computed
 
 With `cpu` the program may leave units and experts to the CPU, else it leaves none, so that bytes are those of the links. Then besides:
@@ -53,6 +54,7 @@ from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import favoured  # noqa: E402
+from penstock.planner.contract.ranks.rank_parts import parts_of  # noqa: E402
 
 KEYS = (
     "work",
@@ -188,6 +190,7 @@ class Ranks:
             hop, step = report["limits"]["links"]["hop_s"], made["decode_s_per_token"]
             yield Row(case, "hops of a step", self.layers * hop, step, "s", self.layers * hop / step, HOPS if links else "", None, *taken)
             yield Row(case, "one hop, links busy", hop * 1e6, HOP_US, "us", hop * 1e6 / HOP_US, "<= 1.0", None, *taken)
+        yield from self.launching(case, report)
         first, *later = report["prefill_each_s"]
         if later:
             yield Row(case, "the first prefill over later ones", first, median(later), "s", first / median(later), "<= 1.05", None, *taken)
@@ -207,6 +210,18 @@ class Ranks:
         seconds = median(report["prefill_each_s"][1:] or report["prefill_each_s"])
         what = f"prefill in parts of {tokens}, over those that were solved"
         yield Row(f"{count} ranks", what, seconds, solved_s, "s", seconds / solved_s, "", predicted / seconds, *taken)
+        yield from self.launching(f"{count} ranks", report)
+
+    def launching(self, case: str, report: Mapping[str, Any]) -> Iterator[Row]:
+        """What a layer's part of a prompt takes the host of rank 0, over the probe's layer; nothing without a card."""
+        one = (report["ranks"] or [report])[0]
+        if one["launching"] is None or one["launching"]["prompts"] is None:
+            return
+        parts = parts_of(int(self.given.get("prompt", "2048")), one.get("part_tokens", 0))
+        each_s = one["launching"]["prompts"]["median_s"] / one.get("layers", self.layers) / parts
+        probed_s = self.profile["layer_launch_s"]
+        what = f"launching a layer's part, {parts} of a pass"
+        yield Row(case, what, each_s * 1e6, probed_s * 1e6, "us", each_s / probed_s, "", None, 0, 0)
 
 
 def _step_s(report: Mapping[str, Any], routed: bool) -> float:

@@ -19,6 +19,7 @@ from penstock.runtime.engine.sides.bound_fixtures import bind_fixtures
 from penstock.runtime.engine.sides.card_side import CardSide
 from penstock.runtime.engine.sides.handed_side import open_handed
 from penstock.runtime.engine.sides.host_side import HostSide
+from penstock.runtime.engine.sides.launch_seconds import LaunchSeconds
 from penstock.runtime.engine.sides.loading import Loading
 from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
 from penstock.runtime.engine.step_recording import StepRecording
@@ -180,6 +181,8 @@ class Engine:
                 self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
         if self.experts is not None:
             self.experts.stream()
+        if self.copier is not None:
+            self.stepper.launching = LaunchSeconds()
 
     def rehearse(self, batch: Batch) -> tuple[float, float]:
         """A prefill and two decode steps over whatever lies in the buffers -> seconds of the prefill and of the second step.
@@ -258,6 +261,7 @@ class Engine:
             "handed": self.handed_facts,
             "experts": self.experts.facts() if self.experts else None,
             "graphs": self.recording.facts(),
+            "launching": self.launching_facts,
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),
             "ssd": {
@@ -267,6 +271,11 @@ class Engine:
                 "buffered_files": [str(f) for f in self.pool.buffered_files],
             },
         }
+
+    @property
+    def launching_facts(self) -> dict[str, Any] | None:
+        """Of passes that are launched kernel by kernel; None without a card."""
+        return None if self.stepper.launching is None else self.stepper.launching.facts()
 
     @property
     def handed_facts(self) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.planner.common.outside.cache_name import cache_name
+from penstock.runtime.engine.sides.launch_seconds import LaunchSeconds
 from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
 from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
@@ -82,6 +84,8 @@ class Stepper:
             self._cached = {cache_name(model.forward): row_cache(model.config)}
         self.graphs: WholeSteps | None = None
         """What computes some steps as a whole; nothing until somebody says so."""
+        self.launching: LaunchSeconds | None = None
+        """Is told of each pass that is launched here; nobody until somebody says so."""
         self.watcher: Watcher | None = None
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -103,8 +107,11 @@ class Stepper:
             if self.graphs.serves(step):
                 return self.graphs.run(step)
             self.make_way()
+        begun_s = time.perf_counter()
         logits = self.compute(*self.begin(step))
         self.pool.end_pass()
+        if self.launching is not None:
+            self.launching.note(step.has_prompt, time.perf_counter() - begun_s)
         return logits
 
     def make_way(self) -> None:

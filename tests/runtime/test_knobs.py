@@ -55,7 +55,10 @@ def test_a_run_refuses_before_it_loads(on_a_card: Desk) -> None:
 
 @pytest.mark.parametrize("engine", [{"keep_finished_units": 2}, {"balance_units": 2}, {"warmup_layers": 0}, {"wrap_around": False}])
 def test_no_key_changes_what_is_computed(on_a_card: Desk, engine: dict) -> None:
-    assert on_a_card.run(engine=EngineConfig(**engine))["tokens"] == on_a_card.run()["tokens"]
+    report = on_a_card.run(engine=EngineConfig(**engine))
+    assert report["tokens"] == on_a_card.run()["tokens"]
+    launching = report["launching"]["prompts"]
+    assert launching["passes"] >= len(report["prefill_each_s"]) and 0 < launching["first_s"] < report["prefill_each_s"][0]
 
 
 @pytest.mark.parametrize("kept", [0, 2])
