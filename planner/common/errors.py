@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _ALIKE = 0.65
 """One letter of three may differ: FP9 for FP8 is 0.67, nosuch for source 0.5."""
@@ -18,6 +18,13 @@ class UserError(Exception):
         """One line, whatever is named in it: line ends and control characters of a file's or a user's text are shown, not obeyed."""
         text = super().__str__()
         return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """``error``, what it came of, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -7,9 +7,8 @@ calls of the driver that go past torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from penstock.planner.common.errors import UserError
+from penstock.planner.common.errors import UserError, causes
 
 _TYPES = ("AcceleratorError", "OutOfMemoryError")
 _WORDS = (
@@ -57,15 +56,9 @@ def said_by_card(error: BaseException) -> str:
 
 def card_trouble(error: BaseException | None) -> UserError | None:
     """The one line for an ``error`` that comes of a card: :class:`CardFailed` unless VRAM ran out; None for any other."""
-    for one in _chain(error):
+    for one in causes(error):
         if is_out_of_vram(one):
             return UserError(f"VRAM ran out ({said_by_card(one)}); end the other process on the card, or solve again with less VRAM")
         if is_of_card(one):
             return CardFailed(f"the card failed ({said_by_card(one)}); {FAILED_REMEDY}")
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

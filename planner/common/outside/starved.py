@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
 
-from penstock.planner.common.errors import UserError
+from penstock.planner.common.errors import UserError, causes
 from penstock.planner.common.measures import show_bytes
 
 _REFUSED = (
@@ -22,7 +21,7 @@ _THREADS = ("can't start new thread", "Resource temporarily unavailable")
 def starved(error: BaseException) -> UserError | None:
     """The one line for an ``error`` that comes of too little memory, of too few threads, or of a file that the system refuses; None for any
     other."""
-    for one in _chain(error):
+    for one in causes(error):
         text = str(one)
         if isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM or any(words in text for words in _MEMORY):
             return UserError(f"memory ran out{_limit(resource.RLIMIT_AS)}; free some, or raise the limit (ulimit -v)")
@@ -33,12 +32,6 @@ def starved(error: BaseException) -> UserError | None:
         if isinstance(one, OSError) and one.errno in _REFUSED and one.filename is not None:
             return UserError(f"{os.fsdecode(one.filename)}: {one.strerror}; choose another place, or mend that")
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _limit(which: int) -> str:
