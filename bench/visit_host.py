@@ -7,9 +7,10 @@
 gpt-oss-120b's geometry with tensors of about a 64th: 12 layers of 128 experts, 4 a token, slots for a fifth of them in VRAM. With `hidden`
 they have their whole size, 1.7 GB a layer, of which `ssd` and `first` keep half in DRAM and `dram` all: what is read then drives the
 interpreter out of the caches, and visits take twice as long. A real file is read with O_DIRECT. Routers are drawn: some experts are
-likelier than others. A group of experts is computed by `LAUNCHES` small tensor operations, and `OPERATIONS` come between two visits; each
-of them lets other threads have the interpreter, as launches do. A call of the kernel's stands for each of the driver's. Between two visits
-`cold` bytes are read, as a host reads others between two layers: visits take two to three times as long then.
+likelier than others. Experts are launched as where a step is recorded: their places are written to a table, and a call of the kernel's
+stands for the launch, as for each of the driver's. `OPERATIONS` small tensor operations come between two visits; each of them lets other
+threads have the interpreter, as launches do. Between two visits `cold` bytes are read, as a host reads others between two layers: visits
+take two to three times as long then.
 
 Cases: `vram`, all experts in VRAM; `dram`, all in DRAM; `split`, the same, of which the CPU takes one of two or three that are missed, and
 two of four, by as many threads as a run may have, which spin on for 5 ms; `ssd`, half of them on the SSD; `first`, the same while all that
@@ -17,9 +18,9 @@ is read comes for the first time, as most does in a run of some dozen tokens: sc
 `busy`, all in VRAM while somebody reads all the time. `ssd_python` and `busy_python` are the same by the interpreter's own threads, block
 by block.
 
-For each case: experts missed in VRAM and read from the SSD a visit; processor time of the thread a visit, and of what it leaves behind the
-next launch, microseconds; wall time of both, and of the operations between; means and medians of `tokens` behind `warm` that are not
-counted. The last line of stdout is one JSON document.
+For each case: experts missed in VRAM and read from the SSD a visit; processor time of the thread a visit, as a run reports it, and of
+what it leaves behind the next launch, microseconds; wall time of both, and of the operations between; means and medians of `tokens` behind
+`warm` that are not counted. The last line of stdout is one JSON document.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -52,14 +53,15 @@ from penstock.planner.common.measures import align_up, parse_bytes  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.decided.decisions import ExpertSlots  # noqa: E402
-from penstock.planner.contract.experts.expert_cache import Routing  # noqa: E402
 from penstock.planner.contract.experts.host_split import HostSplit  # noqa: E402
 from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
 from penstock.runtime.experts.card_experts import CardExperts  # noqa: E402
-from penstock.runtime.experts.expert_forward import ExpertsInTurn  # noqa: E402
+from penstock.runtime.experts.expert_forward import ExpertsInTurn, LayerExperts, layer_experts  # noqa: E402
 from penstock.runtime.experts.expert_room import ExpertHost, ExpertRoom  # noqa: E402
-from penstock.runtime.experts.products.beside_card import BesideCard, ExpertUnits  # noqa: E402
+from penstock.runtime.experts.products.beside_card import BesideCard, ExpertUnits, Made  # noqa: E402
+from penstock.runtime.experts.products.expert_products import Parameters  # noqa: E402
+from penstock.runtime.experts.products.expert_table import ExpertTable  # noqa: E402
 from penstock.runtime.experts.products.expert_views import SlotViews  # noqa: E402
 from penstock.runtime.memory.arena import Arena  # noqa: E402
 from penstock.runtime.memory.bare_copies import DriverCalls  # noqa: E402
@@ -75,13 +77,13 @@ from penstock.runtime.store.expert_modules import layers_with_experts  # noqa: E
 
 VRAM_SHARE = 0.195
 BUSY = "busy", "busy_python"
-OPERATIONS, LAUNCHES = 60, 12
+OPERATIONS = 60
 TOGETHER = 32
 SPLIT = HostSplit(1.0, (1.1,), 0.0)
 """Both sides are about as quick."""
 
 
-Tiers = tuple[CardExperts, ExpertRoom, ReadPool]
+Tiers = tuple[CardExperts, ExpertRoom, ReadPool, "Launches"]
 
 
 class Reads(NamedTuple):
@@ -159,12 +161,30 @@ class NoClock:
 class Launches:
     """What a layer computes, and what drives the interpreter out of the caches."""
 
-    def __init__(self, cold_bytes: int) -> None:
+    def __init__(self, layers: Sequence[LayerExperts], hidden: int, top_k: int, cold_bytes: int) -> None:
+        self.layers = layers
+        self.hidden, self._weights = torch.zeros(1, hidden, dtype=torch.bfloat16), torch.zeros(1, top_k)
         self._row = torch.ones(64)
         self._others = np.ones(max(8, cold_bytes) // 8)
+        self._table: ExpertTable | None = None
+        self._launch = ctypes.PyDLL(None).sched_yield
 
-    def __call__(self, operations: int) -> None:
-        for _ in range(operations):
+    def visit(self, layer: LayerExperts, chosen: torch.Tensor) -> None:
+        layer(self.hidden, chosen, self._weights, self._launched)
+
+    def _launched(self, experts: Sequence[Parameters | Made], come: Callable[[], object]) -> torch.Tensor | None:
+        """As :class:`penstock.runtime.recorded.piece_steps.PieceSteps` does."""
+        if self._table is None:
+            first = next(one for one in experts if not isinstance(one, Made))
+            self._table = ExpertTable(len(experts), first, torch.device("cpu"), lambda host: host)
+        if not self._table.fill([one.at if isinstance(one, Made) else one for one in experts]):
+            return None
+        come()
+        self._launch()
+        return self.hidden
+
+    def between(self) -> None:
+        for _ in range(OPERATIONS):
             self._row.mul_(1.0)
 
     def forget(self) -> None:
@@ -172,13 +192,13 @@ class Launches:
         self._others.sum()
 
 
-def routings(layers: int, count: int, top_k: int, tokens: int) -> Iterator[list[Routing]]:
-    """Of each token, one a layer."""
+def routings(layers: int, count: int, top_k: int, tokens: int) -> Iterator[list[torch.Tensor]]:
+    """Of each token, one a layer, [1, top_k]."""
     draw = np.random.default_rng(5)
     likely = [draw.permutation(np.exp(draw.normal(0, 0.8, count))) for _ in range(layers)]
     for _ in range(tokens):
         chosen = [draw.choice(count, top_k, replace=False, p=weight / weight.sum()) for weight in likely]
-        yield [Routing(one[None], prompt=False) for one in chosen]
+        yield [torch.from_numpy(one[None]) for one in chosen]
 
 
 class ForgetfulReads(UrgentSoundReads):
@@ -224,10 +244,11 @@ def beside_card(skeleton: Skeleton, room: ExpertRoom, hidden: int) -> BesideCard
 
 @contextmanager
 def opened(
-    skeleton: Skeleton, checkpoint: Path, vram: int, dram: int, reads: Reads, first: bool, how: dict[str, Any], split: int = 0
+    checkpoint: Path, vram: int, dram: int, reads: Reads, first: bool, how: dict[str, Any], hidden: int, split: bool, cold_bytes: int
 ) -> Iterator[Tiers]:
-    """The card's tier, its experts, and the readers. ``first``: all that is read comes for the first time. ``split``: columns of the rows
-    with which the CPU computes some; 0: it does not."""
+    """The card's tier, its experts, the readers, and what computes. ``first``: all that is read comes for the first time. ``hidden``:
+    columns of rows. ``split``: the CPU computes with some."""
+    skeleton = open_skeleton(checkpoint, [ExpertsInTurn()])
     experts = spec_from_checkpoint(checkpoint).experts
     room = ExpertRoom.of(experts, ExpertSlots(vram, dram), True, skeleton.store, skeleton.layers)
     arena = Arena(max(1, room.dram_bytes))
@@ -238,7 +259,7 @@ def opened(
         slots, nbytes = room.vram_share
         shared = torch.zeros(nbytes, dtype=torch.uint8)
         device: Any = IdleCard()
-        beside = beside_card(skeleton, room, split) if split else None
+        beside = beside_card(skeleton, room, hidden) if split else None
         more = NoClock(), Ledger(), 32 << 20, 2, beside
         card = CardExperts(room.on_card, [shared] * slots, host.vram_cache, host.dram, device, *more)
         for arrival, _ in host.dram.preload(pool) if dram else ():
@@ -251,34 +272,33 @@ def opened(
         gc.collect()
         gc.freeze()  # as a server does
         with closing(host.dram), nullcontext() if beside is None else closing(beside):
-            yield card, room, pool
+            launches = Launches(layer_experts(skeleton.layers), hidden, room.decided[0].top_k, cold_bytes)
+            for layer in launches.layers:
+                layer.feed(card)
+            yield card, room, pool, launches
 
 
-def measured(cases: Mapping[str, Tiers], tokens: int, warm: int, cold_bytes: int, hidden: int) -> dict[str, dict[str, float]]:
+def measured(cases: Mapping[str, Tiers], tokens: int, warm: int) -> dict[str, dict[str, float]]:
     """Of ``tokens`` tokens behind ``warm``, which the cases take in turns."""
-    launch, nothing = Launches(cold_bytes), torch.zeros(1, hidden, dtype=torch.bfloat16)
     rows: dict[str, list[tuple[float, ...]]] = {name: [] for name in cases}
     before = dict.fromkeys(cases, (0, 0))
     cpu, wall = time.thread_time, time.perf_counter
     experts, _ = next(iter(cases.values()))[1].decided
     for number, token in enumerate(routings(len(experts.layers), experts.count, experts.top_k, warm + tokens)):
-        for name, (card, _, _) in cases.items():
+        for name, (card, _, _, launch) in cases.items():
             if number == warm:
                 rows[name].clear()
                 before[name] = card.stats.misses, card._dram.stats.misses
-            for layer, routing in zip(experts.layers, token, strict=True):
+            for layer, chosen in zip(launch.layers, token, strict=True):
                 launch.forget()
-                cpu_0, wall_0 = cpu(), wall()
-                for group in card.groups(layer, routing):
-                    group.made()
-                    group.come()
-                    launch(LAUNCHES)
+                spent_s, wall_0 = layer.issued.seconds, wall()
+                launch.visit(layer, chosen)
                 cpu_1, wall_1 = cpu(), wall()
-                card.route(nothing, nothing)
+                card.route(chosen, launch.hidden)
                 cpu_2, wall_2 = cpu(), wall()
-                launch(OPERATIONS)
-                rows[name].append((cpu_1 - cpu_0, wall_1 - wall_0, cpu_2 - cpu_1, wall_2 - wall_1, wall() - wall_2))
-    return {name: spent(rows[name]) | missed(card, before[name], len(rows[name])) for name, (card, _, _) in cases.items()}
+                launch.between()
+                rows[name].append((layer.issued.seconds - spent_s, wall_1 - wall_0, cpu_2 - cpu_1, wall_2 - wall_1, wall() - wall_2))
+    return {name: spent(rows[name]) | missed(card, before[name], len(rows[name])) for name, (card, *_) in cases.items()}
 
 
 def spent(rows: Sequence[tuple[float, ...]]) -> dict[str, float]:
@@ -335,26 +355,24 @@ def main(arguments: Sequence[str]) -> None:
     experts = spec_from_checkpoint(checkpoint).experts
     assert experts is not None, "gpt-oss has them"
     units, tokens, warm = experts.units, int(given.get("tokens", "60")), int(given.get("warm", "200"))
-    skeleton = open_skeleton(checkpoint, [ExpertsInTurn()])
     ways: dict[str, dict[str, Any]] = {"": {}, "_python": {"preadv": lambda *read: os.preadv(*read)}}
     vram = round(VRAM_SHARE * units)
     half = vram, units // 2
-    hidden = int(shape["hidden"])
+    hidden, cold_bytes = int(shape["hidden"]), parse_bytes(given.get("cold", "0")) or 0
     slots = {"vram": (units, 0), "dram": (vram, units), "split": (vram, units), "ssd": half, "first": half, "ssd_python": half}
     reads = Reads(int(given.get("threads", "8")), parse_bytes(given.get("block", "256KiB")) or 0)
 
     def tiers(vram: int, dram: int, name: str) -> AbstractContextManager[Tiers]:
         how = ways["_python" if name.endswith("_python") else ""]
-        return opened(skeleton, checkpoint, vram, dram, reads, name == "first", how, hidden if name == "split" else 0)
+        return opened(checkpoint, vram, dram, reads, name == "first", how, hidden, name == "split", cold_bytes)
 
-    cold_bytes = parse_bytes(given.get("cold", "0")) or 0
     cases = given.get("cases", ",".join((*slots, *BUSY))).split(",")
     with ExitStack() as stack:
         taken = {name: stack.enter_context(tiers(*held, name)) for name, held in slots.items() if name in cases}
-        table = measured(taken, tokens, warm, cold_bytes, hidden) if taken else {}
+        table = measured(taken, tokens, warm) if taken else {}
     for name in (name for name in BUSY if name in cases):
         with tiers(units, 0, name) as made, reading(made[2], made[1]):
-            table |= measured({name: made}, tokens, warm, cold_bytes, hidden)
+            table |= measured({name: made}, tokens, warm)
     for name, found in table.items():
         print(f"{name:12}", " ".join(f"{key} {value}" for key, value in found.items() if not key.endswith("_median")), flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": table}))
