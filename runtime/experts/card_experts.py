@@ -68,7 +68,7 @@ class CardExperts:
         self._cache, self._dram, self._device, self._clock, self._beside = cache, dram, device, clock, beside
         self._slots = CardSlots(layouts, slots, cache, dram, device, ledger)
         self._copies, self._carried = self._slots.copies, self._slots.carried
-        self._carrying: Carrying | None = partial(self._carried.carry, self._slots.take) if self._carried.possible else None
+        self._carrying: Carrying | None = partial(self._carried.carry, cache.take) if self._carried.possible else None
         self._looks_ahead = cache.looks_ahead or dram.looks_ahead
         self._ahead = CopiesAhead(layouts, cache, dram, device, self._slots.copy, self.stats, chunk_bytes, in_flight)
         self._behind: Callable[[], None] = _nothing
@@ -142,7 +142,8 @@ class CardExperts:
         """
         here, coming = self._begin(layer, routing, at_once=len(self._copies.slots))
         came: list[int] = []
-        if not coming.near and coming.far.keys() <= coming.carried.keys():
+        slots: Sequence[int] = ()
+        if not coming.near and len(coming.carried) == len(coming.far):
             came = [*coming.started, *coming.far]
             if coming.far and self._looks_ahead:
                 self._decide(layer, coming, routing)
@@ -150,8 +151,7 @@ class CardExperts:
             come = partial(self._come, layer, coming, slots, len(here))
             yield self._group(arrived, coming.asked, come) if coming.asked else Group(arrived, 0, tuple, come)
             assert coming.come or not coming.far, "whoever computes with a group has it come"
-            self._copies.left(slots)
-            self._behind = partial(self._end, layer, coming, routing, here, came)
+            self._behind = partial(self._end, layer, coming, routing, here, came, slots)
             return
         self._decide(layer, coming, routing)
         while here or coming.near or coming.started or coming.far:
@@ -163,12 +163,12 @@ class CardExperts:
             more = bool(coming.near or coming.far)
             slots, arrived = self._ready(layer, here, came)
             yield self._group(arrived, () if more else coming.asked)
-            self._copies.left(slots)
             if not more:
                 break
+            self._copies.left(slots)
             self._let_go(layer, here, came)
             here = came = []
-        self._behind = partial(self._end, layer, coming, routing, here, came)
+        self._behind = partial(self._end, layer, coming, routing, here, came, slots)
 
     def _group(self, arrived: Sequence[Arrived], asked: Sequence[Asked], come: Callable[[], object] = tuple) -> Group:
         beside = self._beside
@@ -178,16 +178,17 @@ class CardExperts:
         """All of a visit's experts, which have ``slots``, the first of them ``here``: kernels issued from now on find them. What the SSD
         brings is slept for by one call, behind which the host launches at once: what came is booked by :meth:`catch_up`."""
         clock, coming.come = self._clock, True
-        late = self._copies.arrivals(slots, here)
         if coming.far:
             clock.idle()
-            if len(coming.carried) == len(coming.far) and self._ahead.meanwhile is None:
+            if self._ahead.meanwhile is None:
                 begun_s = time.perf_counter()
                 over = self._carried.come(coming.carried)
                 if over is not None:
                     coming.waited_s = time.perf_counter() - begun_s
                     clock.resume(over)
                     return
+        late = self._copies.arrivals(slots, here)
+        if coming.far:
             self._all_came(layer, coming)
             late = [*late, *self._copies.arrivals(slots, 0)]
         clock.resume(self._slots.await_all(late, clock.idle))
@@ -200,9 +201,11 @@ class CardExperts:
         self._carried.all_came(layer, carried if len(carried) == len(came) else {expert: carried[expert] for expert in came}, awaited)
         return came
 
-    def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int]) -> None:
-        """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``."""
+    def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int], slots: Sequence[int]) -> None:
+        """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``, and had ``slots``."""
+        self._copies.left(slots)
         if coming.far:
+            self._copies.await_all(slots)
             self._all_came(layer, coming, awaited=True)
         if not coming.decided:
             self._decide(layer, coming, routing)
@@ -243,16 +246,18 @@ class CardExperts:
         carrying = self._carrying if placed else None
         near, far = self._dram.visit(layer, routing, seen.misses, carrying)
         carried = self._carried.begun() if far else {}
-        if len(carried) < len(far):
+        uncarried = len(carried) < len(far)
+        if uncarried:
             self._dram.begun()
         asked = () if self._beside is None or not near else self._begin_beside(self._beside, layer, routing, near)
         if asked:
             elsewhere = {one.expert for one in asked}
             self._dram.set_aside(elsewhere)
             near = [e for e in near if e not in elsewhere]
-        coming = Misses(deque(near), dict.fromkeys(far), at_once=at_once, carried=carried, asked=asked)
-        self._start(layer, coming)
-        if placed:
+        coming = Misses(deque(near), dict.fromkeys(far), deque(), at_once, carried, asked)
+        if near:
+            self._start(layer, coming)
+        if uncarried and placed:
             for expert in [e for e in far if e not in carried]:
                 self._slots.take(layer, expert)
         self.stats.visited(routing.prompt, len(seen.hits), len(seen.misses))
@@ -340,7 +345,7 @@ class CardExperts:
             slot = self._cache.slot(layer, expert)
             if slot is None:
                 slot = self._slots.take(layer, expert)
-            self._slots.copy([((layer, expert), slot, *self._dram.place(layer, expert), Pieces.of(segments))])
+            self._slots.copy([((layer, expert), slot, self._dram.place(layer, expert)[0], Pieces.of(segments))])
         elif over:
             self._carried.all_came(layer, {expert: carried})
         if not over:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from penstock.runtime.experts.products.beside_card import Asked
 from penstock.runtime.experts.tiers.carried_experts import Carried
 
 
-@dataclass
+@dataclass(slots=True)
 class Misses:
     """What a visit still has to bring: experts in DRAM, those on their way from the SSD, and those whose copies are queued."""
 
     near: deque[int]
     far: dict[int, None]
-    started: deque[int] = field(default_factory=deque)
-    at_once: int = 1
+    started: deque[int]
+    at_once: int
     """Experts whose copies share an event: one where each is computed with as it comes, else as many as there are slots for."""
-    carried: dict[int, Carried] = field(default_factory=dict)
+    carried: dict[int, Carried]
     """Of those from the SSD, the ones that readers copy."""
-    asked: Sequence[Asked] = ()
+    asked: Sequence[Asked]
     """Of the CPU, which began with them."""
     released: bool = False
     """Whether DRAM may let go of those."""

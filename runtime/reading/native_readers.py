@@ -151,9 +151,10 @@ class NativeReaders:
         order.asked = _Asked(None, name=name)
         return order
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
-        """Queue orders, before all that is not urgent."""
-        to, numbers, addresses = inbox.address, list[int](), array("q")  # type: ignore[attr-defined]
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
+        """Queue orders, before all that is not urgent. What :meth:`come` takes."""
+        to, addresses = inbox.address, array("q", [order.address for order, *_ in brought])  # type: ignore[attr-defined]
+        numbers: list[int] = []
         named = self._blocks.on_block is not None
         with self._order:
             if self.closed:
@@ -169,13 +170,12 @@ class NativeReaders:
                 if named:
                     self._names[number] = order.name
                 numbers.append(number)
-                addresses.append(order.address)
             self._ask(addresses, numbers, True)
+        return addresses
 
-    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
+    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
         """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
-        addresses = array("q", [order.address for order in orders])
-        at, count = addresses.buffer_info()
+        at, count = brought.buffer_info()
         part: int = self._come(inbox.address, at, count, SLEEP_NS, int(after_s / NS))  # type: ignore[attr-defined]
         return part if part >= 0 else None
 

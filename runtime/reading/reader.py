@@ -66,12 +66,13 @@ class UrgentReads(Reads, Protocol):
         """``parts`` of what is called ``name``, which come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are
         copied on, as a carrier's ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
         """Read orders that a carrier was told to carry, each into its buffer, urgently. Each part is copied on when it has come; ``inbox``
-        hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest."""
+        hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest. Returns what
+        :meth:`come` takes."""
 
-    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
-        """Sleep for ``orders``, which :meth:`bring` asked for, a second at most. When all have come, kernels that are issued next wait for
+    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
+        """Sleep for all that :meth:`bring` asked for at once, a second at most. When all have come, kernels that are issued next wait for
         what their carrier carried: returns for which of their parts, one order's behind the other's. None, and nothing is known, where
         the inbox has to be looked at instead, or the last copy was queued before ``after_s`` of the host's clock. What came stays there."""
 
@@ -169,19 +170,19 @@ class ReadPool:
         assert isinstance(readers, NativeReaders), "they gave a carrier"
         return readers.order(name, parts, nbytes, segments, looks)
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> None:
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
         readers = self._readers
         assert isinstance(readers, NativeReaders), "they gave a carrier"
-        readers.bring(brought, inbox)
+        return readers.bring(brought, inbox)
 
-    def come(self, orders: Sequence[Order[Any]], inbox: Inbox[Any], after_s: float) -> int | None:
+    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
         """See :class:`UrgentReads`."""
         readers = self._readers
         assert isinstance(readers, NativeReaders), "they gave a carrier"
-        return readers.come(orders, inbox, after_s)
+        return readers.come(brought, inbox, after_s)
 
     def begun(self) -> None:
         """See :class:`UrgentReads`."""

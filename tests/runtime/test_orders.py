@@ -82,12 +82,13 @@ class Orders:
         self.order = reads.order("order", parts, NBYTES, words)
         self.events: list[int] = []
 
-    def bring(self) -> None:
+    def bring(self) -> array[int]:
         first = 1 + len(self.events)
         events = [*range(first, first + len(self.parts))]
         self.events += events
         self.order.carry(self.carrier, address_of(self.card.memory), array("q", events))
-        self.reads.bring([(self.order, "all", self.into, address_of(self.into))], self.inbox)
+        brought: array[int] = self.reads.bring([(self.order, "all", self.into, address_of(self.into))], self.inbox)
+        return brought
 
     def heard(self) -> Heard:
         """All that is heard of one order, and whatever else comes."""
@@ -254,10 +255,10 @@ def test_one_call_sleeps_for_all_orders_and_has_kernels_wait_for_the_last(conten
         for one, events in ((first, [1, 2]), (second, [3])):
             one.order.carry(one.carrier, address_of(card.memory), array("q", events))
         brought = [(one.order, key, one.into, address_of(one.into)) for one, key in ((first, "first"), (second, "second"))]
-        pool.bring(brought, first.inbox)
+        asked = pool.bring(brought, first.inbox)
         assert held.begun.wait(HANGS_S)
         threading.Timer(0.05, held.go.set).start()
-        assert pool.come([first.order, second.order], first.inbox, 0.0) == 0 and card.waits == [1], "the part that was held up"
+        assert pool.come(asked, first.inbox, 0.0) == 0 and card.waits == [1], "the part that was held up"
         assert sorted(first.heard() + first.inbox.take(0.0)) == [("first", None), ("second", None)], "it stays to be heard of"
 
 
@@ -271,11 +272,11 @@ def test_where_not_all_has_just_come_nothing_waits_and_the_inbox_says_why(conten
         held = Held(pool, late) if why == "late" else None
         if why == "refused":
             asked.card.refuses = 77
-        asked.bring()
+        brought = asked.bring()
         if why == "word":
             asked.inbox.put("word")
         after_s = time.perf_counter() + HANGS_S if why == "copied later" else 0.0
-        assert pool.come([asked.order], asked.inbox, after_s) is None and not asked.card.waits
+        assert pool.come(brought, asked.inbox, after_s) is None and not asked.card.waits
         if held is not None:
             held.go.set()
         came = asked.heard()

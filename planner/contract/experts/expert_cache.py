@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import NamedTuple
 
 import numpy as np
@@ -24,22 +22,18 @@ A read takes three to eight times as long as a copy. With more than 2, VRAM woul
 """
 
 
-@dataclass(frozen=True)
 class Routing:
-    """What a layer's router chose."""
+    """What a layer's router chose; nobody changes it. A plain one: to make a frozen one takes a step's host twice as long."""
 
-    chosen: np.ndarray
-    """[tokens, top_k] experts, each token's likeliest first."""
-    prompt: bool
-    """Whether these are tokens of prompts, not one decode step."""
-    ahead: np.ndarray | None = None
-    """[layers, experts]: scores of the MoE layers after this one, the nearest first; see :class:`contract.experts.policies.AheadScores`."""
+    __slots__ = ("ahead", "chosen", "experts", "prompt")
 
-    @cached_property
-    def experts(self) -> list[int]:
+    def __init__(self, chosen: np.ndarray, prompt: bool, ahead: np.ndarray | None = None):
+        """``chosen`` [tokens, top_k]: experts, each token's likeliest first. ``prompt``: whether these are tokens of prompts, not one
+        decode step. ``ahead`` [layers, experts]: scores of the MoE layers after this one, the nearest first; see
+        :class:`contract.experts.policies.AheadScores`."""
+        self.chosen, self.prompt, self.ahead = chosen, prompt, ahead
+        self.experts: list[int] = chosen[0].tolist() if len(chosen) == 1 else list(dict.fromkeys(chosen.ravel().tolist()))
         """All different, the first token's first."""
-        one = len(self.chosen) == 1
-        return self.chosen[0].tolist() if one else list(dict.fromkeys(self.chosen.ravel().tolist()))
 
 
 class Visit(NamedTuple):
@@ -111,6 +105,8 @@ class ExpertCache:
         self._after = dict(zip(self._order, (*self._order[1:], self._order[0]), strict=True))
         self._kept: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
         self._passing: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        self._slots: dict[int, dict[int, int]] = {layer: {} for layer in self._order}
+        """Of those kept and those passing: a visit asks for slots alone more often than which they are."""
         self._free = deque(range(slots))
         self._whole = sum(quotas.values()) == slots
         self._vacant = sum(quotas.values())
@@ -166,15 +162,11 @@ class ExpertCache:
 
     def slot(self, layer: int, expert: int) -> int | None:
         """Where ``expert`` lies, or is on its way to; None when it is not held."""
-        kept = self._kept[layer].get(expert)
-        return self._passing[layer].get(expert) if kept is None else kept
+        return self._slots[layer].get(expert)
 
     def slots(self, layer: int, experts: Sequence[int]) -> list[int]:
         """:meth:`slot` of each of ``experts``, which are held."""
-        kept, passing, found = self._kept[layer], self._passing[layer], list[int]()
-        for expert in experts:
-            found.append(kept[expert] if expert in kept else passing[expert])
-        return found
+        return [*map(self._slots[layer].__getitem__, experts)]
 
     def keeps(self, layer: int, expert: int) -> bool:
         """Whether ``expert`` lies in a slot of its layer's own."""
@@ -183,12 +175,11 @@ class ExpertCache:
     def find(self, layer: int, wanted: Sequence[int]) -> Visit:
         """``layer`` is about to use experts, ``wanted`` of them from this tier."""
         kept, passing = self._kept[layer], self._passing[layer]
-        hits, rest = list[int](), list[int]()
-        for expert in wanted:
-            (hits if expert in kept else rest).append(expert)
+        is_kept = kept.__contains__
+        hits, rest = tuple(filter(is_kept, wanted)), tuple(filterfalse(is_kept, wanted))
         self._unused, self._aside, self._first = set(hits), (), None
         if not passing:
-            return Visit(tuple(hits), tuple(rest), ())
+            return Visit(hits, rest, ())
         dropped = [self._let_go(passing, layer, expert) for expert in [*passing] if expert not in rest]
         came = [e for e in rest if e in passing]
         return Visit((*came, *hits), tuple([e for e in rest if e not in passing]), tuple(dropped))
@@ -224,16 +215,26 @@ class ExpertCache:
         """A slot for ``expert``, which is not held; None while none is free."""
         if not self._free:
             return None
-        slot = self._passing[layer][expert] = self._free.popleft()
+        slot = self._passing[layer][expert] = self._slots[layer][expert] = self._free.popleft()
         self._held[self._place[layer] * self._count + expert] = 1
         return slot
+
+    def take_all(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """:meth:`take` of each of ``experts``; as many slots are free."""
+        passing, slots, free, held = self._passing[layer], self._slots[layer], self._free, self._held
+        begin, taken = self._place[layer] * self._count, []
+        for expert in experts:
+            slot = passing[expert] = slots[expert] = free.popleft()
+            held[begin + expert] = 1
+            taken.append(slot)
+        return taken
 
     def keep(self, layer: int, expert: int) -> int | None:
         """A slot for ``expert`` before the first visit, if its layer still has one of its own."""
         if len(self._kept[layer]) >= self._quotas[layer]:
             return None
         self._vacant -= 1
-        slot = self._kept[layer][expert] = self._free.popleft()
+        slot = self._kept[layer][expert] = self._slots[layer][expert] = self._free.popleft()
         self._held[self._at(layer, expert)] = 1
         self._times_at[self._at(layer, expert)] = 1.0
         return slot
@@ -248,7 +249,7 @@ class ExpertCache:
         if not self._late and kept.keys() >= {*experts}:
             self._unused.difference_update(experts)
             return []
-        let_go, ranks = list[int](), None
+        let_go, ranks = [], None
         for expert in experts:
             if expert not in kept:
                 self._late.append(expert)
@@ -285,6 +286,7 @@ class ExpertCache:
         """The slot of ``expert``, which is in ``places`` no more."""
         at = self._at(layer, expert)
         self._held[at], self._times_at[at] = 0, ALONE_WORTH
+        del self._slots[layer][expert]
         return places.pop(expert)
 
     def _ranks(self, layer: int) -> _Ranks:

@@ -12,11 +12,12 @@ from penstock.runtime.store.base import TensorLayout
 
 
 class PlacedTensors(dict[str, torch.Tensor]):
-    """An expert's tensors in a slot, beside what kernels and products made of where they lie. ``alike`` is the same of how they lie to each
-    other, shared by all slots in which they do."""
+    """An expert's tensors as they are ``laid`` over a slot, beside what kernels and products made of where they lie. ``alike`` is the same
+    of how they lie to each other, shared by all slots in which they do."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], alike: dict[str, Any]):
+    def __init__(self, tensors: Mapping[str, torch.Tensor], laid: Sequence[TensorLayout], alike: dict[str, Any]):
         super().__init__(tensors)
+        self.laid = laid
         self.known: dict[str, Any] = {}
         self.alike = alike
 
@@ -29,7 +30,7 @@ class SlotViews:
         """By layer and expert."""
         alike: dict[tuple[TensorLayout, ...], tuple[TensorLayout, ...]] = {}
         self._tensors = {key: alike.setdefault(tuple(laid), tuple(laid)) for key, laid in tensors.items()}
-        self._known: dict[int, tuple[Sequence[TensorLayout], PlacedTensors]] = {}
+        self._known: dict[int, PlacedTensors] = {}
         self._alike: dict[int, dict[str, Any]] = {id(laid): {} for laid in alike.values()}
         self._all_alike = len(alike) == 1
         """Nearly always: to look up how an expert lies takes a host with cold caches 1 us."""
@@ -38,18 +39,17 @@ class SlotViews:
         self, layer: int, experts: Sequence[int], slots: Sequence[int], buffers: Sequence[torch.Tensor]
     ) -> list[tuple[int, PlacedTensors]]:
         """``experts``, each with its tensors in its slot, one of ``buffers``."""
-        found, laid, all_alike = list[tuple[int, PlacedTensors]](), self._tensors, self._all_alike
-        for expert, slot in zip(experts, slots, strict=True):
-            known = self._known.get(slot)
-            if known is None or not (all_alike or known[0] is laid[layer, expert]):
-                found.append((expert, self.of((layer, expert), slot, buffers[slot])))
-            else:
-                found.append((expert, known[1]))
-        return found
+        known = self._known
+        try:
+            if self._all_alike:
+                return [*zip(experts, map(known.__getitem__, slots), strict=True)]
+        except KeyError:
+            pass
+        return [(expert, self.of((layer, expert), slot, buffers[slot])) for expert, slot in zip(experts, slots, strict=True)]
 
     def of(self, key: tuple[int, int], slot: int, buffer: torch.Tensor) -> PlacedTensors:
         """The tensors of ``key``, which lies in ``slot``; ``buffer`` is that slot's."""
         known, laid = self._known.get(slot), self._tensors[key]
-        if known is None or known[0] is not laid:
-            known = self._known[slot] = laid, PlacedTensors(views(laid, buffer), self._alike[id(laid)])
-        return known[1]
+        if known is None or known.laid is not laid:
+            known = self._known[slot] = PlacedTensors(views(laid, buffer), laid, self._alike[id(laid)])
+        return known

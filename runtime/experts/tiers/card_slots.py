@@ -28,7 +28,7 @@ class CardSlots:
     ):  # fmt: skip
         calls = device.driver_calls()
         carrier = None if calls is None else dram.carrier(calls)
-        self.copies = ExpertCopies(buffers, device, ledger, (dram.begins_at, dram.slot_bytes), carrier)
+        self.copies = ExpertCopies(buffers, device, ledger, (dram.begins_at, dram.slot_bytes), dram.buffer, carrier)
         self.carried = CarriedExperts(layouts, self.copies, dram, carrier)
         self._layouts, self._cache, self._dram, self._device = layouts, cache, dram, device
         self._views = SlotViews({key: layout.tensors for key, layout in layouts.items()})
@@ -53,7 +53,7 @@ class CardSlots:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self.copy([(key, slot, *self._dram.place(*key), self.carried.wholes[key])])
+                over = self.copy([(key, slot, self._dram.place(*key)[0], self.carried.wholes[key])])
         self.carried.prepare()
         self.copies.points.fill()
         for slot, buffer in enumerate(self.copies.slots):
@@ -69,20 +69,20 @@ class CardSlots:
         return slot
 
     def bring(self, layer: int, experts: Sequence[int]) -> None:
-        """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy."""
-        wholes, take, wanted = self.carried.wholes, self._cache.take, list[Wanted]()
-        for expert, (dram_slot, source) in zip(experts, self._dram.places(layer, experts), strict=True):
-            key = layer, expert
-            slot = take(layer, expert)
-            assert slot is not None, "there was room"
-            wanted.append((key, slot, dram_slot, source, wholes[key]))
-        self.copy(wanted)
+        """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy. Until :meth:`CarriedExperts.settle` the visit itself
+        keeps their slots there."""
+        keys = [(layer, expert) for expert in experts]
+        dram_slots = self._dram.slots(layer, experts)
+        wanted = zip(keys, self._cache.take_all(layer, experts), dram_slots, map(self.carried.wholes.__getitem__, keys), strict=True)
+        over = self.copies.copy([*wanted])
+        if not self._dram.still:
+            self.carried.leaves(dram_slots, over)
 
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue copies. Returns the event behind them; until then nothing comes into their slots of DRAM."""
         over = self.copies.copy(wanted)
         if not self._dram.still:
-            self._dram.read_until([dram_slot for _, _, dram_slot, *_ in wanted], partial(self._device.host_waits, over))
+            self._dram.read_until([dram_slot for _, _, dram_slot, _ in wanted], partial(self._device.host_waits, over))
         return over
 
     def placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[tuple[int, Mapping[str, torch.Tensor]]]]:

@@ -34,6 +34,7 @@ class CarriedExperts:
         self._orders: dict[Key, Order[Sequence[Extent]]] = {}
         self._begun: dict[int, Carried] = {}
         self._came: list[tuple[int, Mapping[int, Carried], Event]] = []
+        self._left: list[tuple[Sequence[int], Event]] = []
 
     @property
     def possible(self) -> bool:
@@ -57,15 +58,14 @@ class CarriedExperts:
             found = self._segments[key, number] = segments if len(parts) == 1 else pieces
         return found
 
-    def carry(self, take: Callable[[int, int], int], key: Key, dram_slot: int) -> Order[Sequence[Extent]] | None:
+    def carry(self, take: Callable[[int, int], int | None], key: Key, dram_slot: int) -> Order[Sequence[Extent]] | None:
         """Have readers copy what they bring of ``key`` to ``dram_slot`` on to the slot that ``take`` gives it, when it comes by this order;
-        None where they cannot."""
-        carrier, device = self._carrier, self._device
-        copies = self._copies
-        begin, step = copies.dram
-        if carrier is None or not device.in_one_piece(begin + dram_slot * step, step):
+        None where they cannot. There is a slot."""
+        carrier, copies = self._carrier, self._copies
+        if carrier is None or not copies.reaches(dram_slot):
             return None
         slot, order = take(*key), self._orders.get(key)
+        assert slot is not None, "there was room"
         if order is None:
             order = self._order_of(key)
         if copies.used:
@@ -81,19 +81,25 @@ class CarriedExperts:
         return begun
 
     def come(self, carried: Mapping[int, Carried]) -> Event | None:
-        """Sleep until ``carried`` have come. Kernels that are issued next wait for the event that is returned, behind all copies that were
-        queued until then; None where nothing is known. :meth:`all_came` is still to be called."""
-        orders, events = list[Order[Sequence[Extent]]](), list[Event]()
-        for _, _, order, points in carried.values():
-            orders.append(order)
-            events += points
-        part = self._dram.come(orders, self._copies.copied_s)
-        return None if part is None else events[part]
+        """Sleep until ``carried``, all that were asked for last, have come. Kernels that are issued next wait for the event that is
+        returned, behind all copies that were queued until then; None where nothing is known. :meth:`all_came` is still to be called."""
+        part = self._dram.come(self._copies.copied_s)
+        if part is not None:
+            for _, _, _, events in carried.values():
+                if part < len(events):
+                    return events[part]
+                part -= len(events)
+        return None
+
+    def leaves(self, dram_slots: Sequence[int], over: Event) -> None:
+        """Copies that read ``dram_slots`` are queued before ``over``: as what came, they are to be settled."""
+        self._left.append((dram_slots, over))
 
     def all_came(self, layer: int, came: Mapping[int, Carried], awaited: bool = False) -> None:
         """Readers have queued all copies of experts that ``came``. Whoever waits for one of them waits for the last copy of all, unless
         they are ``awaited``. Call :meth:`settle` before their slots in DRAM are given back."""
-        last, begun_ns, over, slots = 0, 0, next(iter(came.values()))[3][0], list[int]()
+        last, begun_ns, over = 0, 0, next(iter(came.values()))[3][0]
+        slots: list[int] = []
         for slot, _, order, events in came.values():
             slots.append(slot)
             for at in range(0, len(order.told), 2):
@@ -105,6 +111,10 @@ class CarriedExperts:
 
     def settle(self) -> None:
         """Book what has come since the last call: nothing that is computed waits for it."""
+        if self._left:
+            left, self._left = self._left, []
+            for dram_slots, over in left:
+                self._dram.read_until(dram_slots, partial(self._device.host_waits, over))
         if self._came:
             all_came, self._came = self._came, []
             for layer, came, over in all_came:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import length_hint
 
-import torch
-
 from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
 from penstock.runtime.experts.tiers.expert_copies import Pieces, Wanted
@@ -28,7 +26,6 @@ class Ahead:
     key: Key
     slot: int
     dram_slot: int
-    source: torch.Tensor
     chunks: deque[Segment]
 
 
@@ -117,14 +114,14 @@ class CopiesAhead:
             elif self._dram.here(*key):
                 self._stats.fetched_ahead()
                 self._fetched.add(key)
-                dram_slot, source = self._dram.place(*key)
+                dram_slot, _ = self._dram.place(*key)
                 chunks = deque(cut(self._layouts[key].segments, self._most_bytes))
                 slot = self._cache.take(*key)
                 assert slot is not None, "there was room ahead"
-                self._coming[key] = Ahead(key, slot, dram_slot, source, chunks)
+                self._coming[key] = Ahead(key, slot, dram_slot, chunks)
                 return self._coming[key]
         return None
 
     def _queue(self, coming: Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy([(coming.key, coming.slot, coming.dram_slot, coming.source, Pieces.of(chunks))])
+        return self._copy([(coming.key, coming.slot, coming.dram_slot, Pieces.of(chunks))])

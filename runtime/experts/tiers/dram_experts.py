@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from operator import length_hint
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -82,6 +82,8 @@ class DramExperts:
         """Of parts that were demanded; None where something else is to be looked at."""
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
+        self._brought = array("q")
+        """Orders that readers were asked last to carry, as :meth:`come` takes them."""
         self._buffers = _Made(lambda slot: arena.slice(base + slot * self.slot_bytes, self.slot_bytes))
         self._views = _Made(lambda slot: arena.view[base + slot * self.slot_bytes : base + (slot + 1) * self.slot_bytes])
         self.begins_at = arena.address + base
@@ -130,14 +132,16 @@ class DramExperts:
         """Start reading an expert into ``slot``, whatever lies there and is known of it: before anything is loaded, or after the end."""
         self._pool.read(self._layouts[key].extents, self._views[slot], done, "expert {}.{}".format(*key))
 
-    def visit(self, layer: int, routing: Routing, wanted: Sequence[int], carrying: Carrying | None = None) -> tuple[list[int], list[int]]:
+    def visit(
+        self, layer: int, routing: Routing, wanted: Sequence[int], carrying: Carrying | None = None
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """Begin a visit: ``layer`` computes with ``routing``'s experts, ``wanted`` of them from this tier. Returns those that are here, to
         be used in this order, and those in transit. Misses are read as far as there are slots. Call :meth:`judge` next. ``carrying`` is
         asked for each of them before it is read."""
         if self._cache.still:
             self._raise_if_broken()
             self.stats.visited(routing.prompt, len(wanted), 0)
-            return list(wanted), []
+            return wanted, ()
         with self._lock:
             self._raise_if_broken()
             seen = self._cache.find(layer, wanted)
@@ -149,20 +153,21 @@ class DramExperts:
             if self._ahead:
                 self.stats.ahead_used += len({(layer, e) for e in seen.hits} & self._ahead)
                 self._ahead = {key for key in self._ahead if key[0] != layer}
-            here, coming = [*seen.hits], list[int]()
+            self._wanted = None
+            here = seen.hits
             if self._fetches:
                 coming = [expert for expert in here if (layer, expert) in self._fetches]
+                here = tuple([expert for expert in here if expert not in coming])
                 for expert in coming:
-                    here.remove(expert)
                     fetch = self._fetches[layer, expert]
                     fetch.demanded = True
                     self._submit(fetch)
-            self._wanted = None
-            if seen.misses:
-                self._todo.extend([(layer, expert) for expert in seen.misses])
+            else:
+                coming = []
+            self._todo += [(layer, expert) for expert in seen.misses]
             if self._todo:
                 self._start_demanded(carrying)
-            return here, [*coming, *seen.misses]
+            return here, (*coming, *seen.misses)
 
     def set_aside(self, experts: Collection[int]) -> None:
         """See :class:`penstock.planner.contract.experts.expert_cache.ExpertCache`."""
@@ -211,10 +216,15 @@ class DramExperts:
 
     def places(self, layer: int, experts: Sequence[int]) -> list[tuple[int, torch.Tensor]]:
         """:meth:`place` of each of ``experts``."""
-        found = list[tuple[int, torch.Tensor]]()
-        for slot in self._cache.slots(layer, experts):
-            found.append((slot, self._buffers[slot]))
-        return found
+        return [(slot, self._buffers[slot]) for slot in self._cache.slots(layer, experts)]
+
+    def slots(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """The slots of ``experts``, which are here or on their way."""
+        return self._cache.slots(layer, experts)
+
+    def buffer(self, slot: int) -> torch.Tensor:
+        """The bytes of ``slot``, uint8."""
+        return self._buffers[slot]
 
     def parts(self, layer: int, expert: int) -> list[tuple[Extent, ...]]:
         """What :meth:`next_parts` numbers."""
@@ -262,10 +272,10 @@ class DramExperts:
             for fetch in fetches:
                 del self._fetches[fetch.key]
 
-    def come(self, orders: Sequence[Order[Any]], after_s: float) -> int | None:
-        """See :class:`penstock.runtime.reading.reader.UrgentReads`. :meth:`all_parts` of them is still to be called, and then returns at
-        once."""
-        return self._pool.come(orders, self._inbox, after_s)
+    def come(self, after_s: float) -> int | None:
+        """See :class:`penstock.runtime.reading.reader.UrgentReads`, of what readers were asked last to carry. :meth:`all_parts` of it is
+        still to be called, and then returns at once."""
+        return self._pool.come(self._brought, self._inbox, after_s)
 
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
@@ -356,7 +366,7 @@ class DramExperts:
                 self._todo.popleft()
         finally:
             if brought:
-                self._pool.bring(brought, self._inbox)
+                self._brought = self._pool.bring(brought, self._inbox)
         return not self._todo
 
     def _begin(self, key: Key, demanded: bool, brought: list[Brought[tuple[Fetch, int] | None]], carrying: Carrying | None = None) -> bool:

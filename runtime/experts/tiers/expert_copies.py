@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,9 +42,9 @@ class Pieces(NamedTuple):
         return cls(segments, words, words.buffer_info()[0], len(segments), sum([s.nbytes for s in segments]))
 
 
-Wanted = tuple[Key, int, int, torch.Tensor, Pieces]
-"""An expert, the slot into which it is to be copied, the slot of DRAM that it lies in, the bytes of that one, and the pieces of them that
-are copied. A plain one: a visit makes some, and to make one by a name takes five times as long."""
+Wanted = tuple[Key, int, int, Pieces]
+"""An expert, the slot into which it is to be copied, the slot of DRAM that it lies in, and the pieces of it that are copied. A plain one:
+a visit makes some, and to make one by a name takes five times as long."""
 
 
 class _Together(NamedTuple):
@@ -69,13 +69,17 @@ class ExpertCopies:
     there by one call, which is short beside a call for each."""
 
     def __init__(
-        self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger, dram: tuple[int, int], carrier: NativeCarrier | None = None
-    ):
-        """``dram``: where its first slot lies, and bytes from each to the next. To ask a tensor for that takes longer than to queue it."""
-        self.slots, self.dram = slots, dram
+        self, slots: Sequence[torch.Tensor], device: CopyDevice, ledger: Ledger, dram: tuple[int, int],
+        buffer: Callable[[int], torch.Tensor], carrier: NativeCarrier | None = None,
+    ):  # fmt: skip
+        """``dram``: where its first slot lies, and bytes from each to the next. To ask a tensor for that takes longer than to queue it.
+        ``buffer``: the bytes of each slot there."""
+        self.slots, self._dram, self._buffer = slots, dram, buffer
         self.begins = [slot.data_ptr() for slot in slots]
         """Where they lie."""
         self._carrier = carrier
+        self._whole: set[int] = set()
+        """Slots of DRAM that :meth:`reaches`."""
         self.device = device
         self.points = PointsAhead(device)
         self._booking = Booking(device, ledger, EXPERTS)
@@ -91,30 +95,38 @@ class ExpertCopies:
     def copy(self, wanted: Sequence[Wanted]) -> Event:
         """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
         they share: to record and to book one takes the host as long as a copy."""
-        issued_s, nbytes, device, carrier = time.perf_counter(), 0, self.device, self._carrier
-        slots, keys, moves = list[int](), list[Key](), array("q")
-        begin, step = self.dram
+        issued_s, nbytes = time.perf_counter(), 0
+        keys, slots, dram_slots, all_pieces = zip(*wanted, strict=True)
+        moves: list[int] = []
+        begin, step = self._dram
         if self.used:
-            self.make_way([slot for _, slot, *_ in wanted])
-        for key, slot, dram_slot, source, pieces in wanted:
-            keys.append(key)
-            slots.append(slot)
-            at = begin + dram_slot * step
-            if carrier is None or not device.in_one_piece(at, step):
-                device.copy_parts(self.slots[slot], source, pieces.segments)
+            self.make_way(slots)
+        for slot, dram_slot, pieces in zip(slots, dram_slots, all_pieces, strict=True):
+            if dram_slot in self._whole or self.reaches(dram_slot):
+                moves += (pieces.at, pieces.number, self.begins[slot], begin + dram_slot * step)
             else:
-                moves.extend((pieces.at, pieces.number, self.begins[slot], at))
+                self.device.copy_parts(self.slots[slot], self._buffer(dram_slot), pieces.segments)
             nbytes += pieces.nbytes
-        if carrier is None or not moves:
-            over = device.copy_event()
-        else:
+        if moves and self._carrier is not None:
             (over,), (handle,) = self.points.take(1)
-            carrier.copy(moves, handle)
-        for slot in slots:
-            self._arrived[slot] = over
+            self._carrier.copy(array("q", moves), handle)
+        else:
+            over = self.device.copy_event()
+        self._arrived |= dict.fromkeys(slots, over)
         self.copied_s = time.perf_counter()
-        self._queued.append((issued_s, over, tuple(keys), nbytes))
+        self._queued.append((issued_s, over, keys, nbytes))
         return over
+
+    def reaches(self, dram_slot: int) -> bool:
+        """Whether the carrier may copy what lies in ``dram_slot``: there is one, and the driver takes it as one piece. That stays so:
+        whoever has a card has all of the arena page-locked."""
+        if dram_slot in self._whole:
+            return True
+        begin, step = self._dram
+        if self._carrier is None or not self.device.in_one_piece(begin + dram_slot * step, step):
+            return False
+        self._whole.add(dram_slot)
+        return True
 
     def make_way(self, slots: Sequence[int]) -> None:
         """Whatever is copied into ``slots`` from now on waits for kernels that read them, if any do: then for all that were issued."""
@@ -144,7 +156,8 @@ class ExpertCopies:
     def arrivals(self, slots: Sequence[int], here: int) -> Sequence[Event]:
         """Behind the last copies into ``slots``, for what computes with them next; nothing of those that have been waited for before, or,
         of the first ``here`` slots, that are over."""
-        arrived, found = self._arrived, list[Event]()
+        arrived = self._arrived
+        found: list[Event] = []
         for at, slot in enumerate(slots) if arrived else ():
             over = arrived.pop(slot, None)
             if over is None or over in found:
@@ -153,6 +166,12 @@ class ExpertCopies:
             if at >= here or not self.device.done(over):
                 found.append(over)
         return found
+
+    def await_all(self, slots: Sequence[int]) -> None:
+        """Kernels that were issued wait for all copies into ``slots``, as somebody has seen to."""
+        arrived = self._arrived
+        if arrived:
+            self._awaited += [arrived.pop(slot) for slot in slots if slot in arrived]
 
     def arriving(self, slot: int) -> Event | None:
         """Behind the last copy into ``slot``; None where it has been waited for before."""
