@@ -177,7 +177,7 @@ class Launches:
         if self._table is None:
             first = next(one for one in experts if not isinstance(one, Made))
             self._table = ExpertTable(len(experts), first, torch.device("cpu"), lambda host: host)
-        if not self._table.fill([one.at if isinstance(one, Made) else one for one in experts]):
+        if not self._table.fill(experts):
             return None
         come()
         self._launch()

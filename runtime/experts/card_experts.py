@@ -345,7 +345,7 @@ class CardExperts:
             slot = self._cache.slot(layer, expert)
             if slot is None:
                 slot = self._slots.take(layer, expert)
-            self._slots.copy([((layer, expert), slot, self._dram.place(layer, expert)[0], Pieces.of(segments))])
+            self._slots.copy((layer, expert), slot, self._dram.place(layer, expert)[0], Pieces.of(segments))
         elif over:
             self._carried.all_came(layer, {expert: carried})
         if not over:

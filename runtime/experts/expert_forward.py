@@ -139,7 +139,7 @@ class LayerExperts:
         begun_s = time.thread_time()
         routing = Routing(chosen, self.of_prompts, None if scores is None else scores.numpy())
         out = self._each(hidden, weights, routing, recorded) if order is None else self._grouped(hidden, order, weights, routing)
-        made = out.to(hidden.dtype)
+        made = out if out.dtype == hidden.dtype else out.to(hidden.dtype)
         if not self.of_prompts:
             self.issued.visits += 1
             self.issued.seconds += time.thread_time() - begun_s
@@ -197,18 +197,21 @@ class LayerExperts:
 
     def _each(self, hidden: torch.Tensor, weights: torch.Tensor, routing: Routing, recorded: Recorded | None) -> torch.Tensor:
         """One token, [1, hidden] -> [1, hidden]. Nothing is gathered: that is most of what there is to launch."""
-        place = {expert: k for k, expert in enumerate(routing.experts)}
-        rows: list[torch.Tensor] = [hidden] * len(place)
+        wanted = routing.experts
+        place: dict[int, int] = {}
+        rows: list[torch.Tensor] = []
         whole = done = None
         for arrived, others, made, come in self._source.groups(self.layer, routing):
-            if recorded is not None and len(arrived) + others == len(place):
+            if recorded is not None and len(arrived) + others == len(wanted):
                 experts: dict[int, Parameters | Made] = dict(arrived)
                 if others:
                     experts |= {one.expert: one for one in made()}
-                done = recorded([experts[expert] for expert in place], come)
+                done = recorded([*map(experts.__getitem__, wanted)], come)
                 if done is not None:
                     continue
             come()
+            if not place:
+                place, rows = {expert: k for k, expert in enumerate(wanted)}, [hidden] * len(wanted)
             if arrived:
                 taken = sorted(arrived, key=lambda one: place[one[0]])
                 found = self._rows(hidden, [expert for _, expert in taken])

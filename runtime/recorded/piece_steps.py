@@ -132,8 +132,8 @@ class PieceSteps:
     ) -> torch.Tensor | None:
         """What :data:`penstock.runtime.experts.expert_forward.Recorded` says. The card has read the table of the step before: it chose this
         step's experts since."""
-        assert found.results is not None or not any(isinstance(one, Made) for one in experts), "rows are recorded where some are made"
-        if not found.table.fill([one.at if isinstance(one, Made) else one for one in experts]):
+        assert found.results is not None or Made not in map(type, experts), "rows are recorded where some are made"
+        if not found.table.fill(experts):
             return None
         come()
         pieces.launch(cut.number + 1)

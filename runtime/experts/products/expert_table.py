@@ -8,32 +8,39 @@ from typing import NamedTuple
 
 import torch
 
+from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_products import Parameters
 from penstock.runtime.experts.products.expert_views import PlacedTensors
 
 APART = 256
 """Bytes of which the places of experts are multiples from each other."""
 _LIES = "lies"
-"""Under which an expert's tensors keep where they lie."""
+"""Under which experts that lie alike keep how they do."""
 
 
 class Lies(NamedTuple):
-    """Where an expert's tensors lie: its lowest address, and each tensor from there on."""
+    """Where an expert's tensors lie: its lowest address, `APART` times ``place`` and ``odd`` bytes, and each tensor from there on."""
 
-    begin: int
+    place: int
+    odd: int
     tensors: frozenset[tuple[str, int]]
+
+    @property
+    def begin(self) -> int:
+        """The lowest address."""
+        return self.place * APART + self.odd
 
     @classmethod
     def of(cls, expert: Parameters) -> Lies:
         """Kept beside tensors that stay where they are."""
-        known = expert.known.get(_LIES) if isinstance(expert, PlacedTensors) else None
+        known: Lies | None = expert.lies if isinstance(expert, PlacedTensors) else None
         if known is None:
             begin = min(tensor.data_ptr() for tensor in expert.values())
             tensors = frozenset((name, tensor.data_ptr() - begin) for name, tensor in expert.items())
             if isinstance(expert, PlacedTensors):
-                known = expert.known[_LIES] = cls(begin, expert.alike.setdefault(_LIES, tensors))
+                known = expert.lies = cls(*divmod(begin, APART), expert.alike.setdefault(_LIES, tensors))
             else:
-                known = cls(begin, tensors)
+                known = cls(*divmod(begin, APART), tensors)
         return known
 
 
@@ -50,6 +57,7 @@ class ExpertTable:
         host = torch.zeros(2 * count, dtype=torch.int64, pin_memory=device.type == "cuda")
         host[count:] = -1
         self._count, self._layout, self._words = count, Struct(f"={2 * count}q"), host.view(torch.uint8).numpy().data
+        self._none = (-1,) * count
         self._there = alias(host.view(torch.uint8)).view(torch.int64)
         self._here = host.to(device, copy=True)
         self.numbers, self._elsewhere = self._here.split(count)
@@ -64,29 +72,33 @@ class ExpertTable:
         at = self._elsewhere
         return torch.where((at >= 0)[:, None], results.index_select(0, at.clamp(min=0)).to(rows.dtype), rows)
 
-    def fill(self, experts: Sequence[Parameters | int]) -> bool:
-        """The next launch computes with ``experts``, or has the row of a result for one. False where they are not as many, lie otherwise,
-        or all are computed elsewhere."""
+    def fill(self, experts: Sequence[Parameters | Made]) -> bool:
+        """The next launch computes with ``experts``, or has the row of a result for one that is made elsewhere. False where they are not as
+        many, lie otherwise, or all are computed elsewhere."""
         if len(experts) != self._count:
             return False
-        begin, tensors = self._lies
-        places, rows, first = list[int | None](), list[int](), None
+        first, odd, tensors = self._lies
+        places: list[int] = []
+        elsewhere: dict[int, int] = {}
         for expert in experts:
-            if isinstance(expert, int):
-                places.append(None)
-                rows.append(expert)
+            if isinstance(expert, PlacedTensors):
+                place, odd_one, lying = expert.lies or Lies.of(expert)
+            elif isinstance(expert, Made):
+                elsewhere[len(places)] = expert.at
+                places.append(0)
                 continue
-            one = expert.known.get(_LIES) if isinstance(expert, PlacedTensors) else None
-            if one is None:
-                one = Lies.of(expert)
-            apart, odd = divmod(one.begin - begin, APART)
-            if odd or (one.tensors is not tensors and one.tensors != tensors):  # nearly always the same object
+            else:
+                place, odd_one, lying = Lies.of(expert)
+            if odd_one != odd or (lying is not tensors and lying != tensors):  # nearly always the same object
                 return False
-            places.append(apart)
-            rows.append(-1)
-            first = apart if first is None else first
-        if first is None:
-            return False
-        # kernels compute with some expert in the place of one that is computed elsewhere
-        self._layout.pack_into(self._words, 0, *[first if place is None else place for place in places], *rows)
+            places.append(place - first)
+        rows: Sequence[int] = self._none
+        if elsewhere:
+            if len(elsewhere) == len(places):
+                return False
+            rows = [elsewhere.get(k, -1) for k in range(len(places))]
+            some = next(place for k, place in enumerate(places) if k not in elsewhere)
+            for k in elsewhere:  # kernels compute with some expert in the place of one that is computed elsewhere
+                places[k] = some
+        self._layout.pack_into(self._words, 0, *places, *rows)
         return True

@@ -19,6 +19,8 @@ class PlacedTensors(dict[str, torch.Tensor]):
         super().__init__(tensors)
         self.laid = laid
         self.known: dict[str, Any] = {}
+        self.lies: Any = None
+        """Where that is, as a table of experts has it; None until one has looked."""
         self.alike = alike
 
 

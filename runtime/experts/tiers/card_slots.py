@@ -12,7 +12,7 @@ from penstock.runtime.experts.products.expert_table import Lies
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.experts.tiers.carried_experts import CarriedExperts
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
-from penstock.runtime.experts.tiers.expert_copies import ExpertCopies, Wanted
+from penstock.runtime.experts.tiers.expert_copies import ExpertCopies, Pieces
 from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.moving.device_layout import DeviceLayout
@@ -53,7 +53,7 @@ class CardSlots:
         for key in (key for key, slot in held.items() if slot is None and self._dram.here(*key)):
             slot = self._cache.keep(*key)
             if slot is not None:
-                over = self.copy([(key, slot, self._dram.place(*key)[0], self.carried.wholes[key])])
+                over = self.copy(key, slot, self._dram.place(*key)[0], self.carried.wholes[key])
         self.carried.prepare()
         self.copies.points.fill()
         for slot, buffer in enumerate(self.copies.slots):
@@ -73,16 +73,16 @@ class CardSlots:
         keeps their slots there."""
         keys = [(layer, expert) for expert in experts]
         dram_slots = self._dram.slots(layer, experts)
-        wanted = zip(keys, self._cache.take_all(layer, experts), dram_slots, map(self.carried.wholes.__getitem__, keys), strict=True)
-        over = self.copies.copy([*wanted])
+        pieces = [*map(self.carried.wholes.__getitem__, keys)]
+        over = self.copies.copy(keys, self._cache.take_all(layer, experts), dram_slots, pieces)
         if not self._dram.still:
             self.carried.leaves(dram_slots, over)
 
-    def copy(self, wanted: Sequence[Wanted]) -> Event:
-        """Queue copies. Returns the event behind them; until then nothing comes into their slots of DRAM."""
-        over = self.copies.copy(wanted)
+    def copy(self, key: Key, slot: int, dram_slot: int, pieces: Pieces) -> Event:
+        """Queue the copies of ``pieces`` of an expert. Returns the event behind them; until then nothing comes into ``dram_slot``."""
+        over = self.copies.copy((key,), (slot,), (dram_slot,), (pieces,))
         if not self._dram.still:
-            self._dram.read_until([dram_slot for _, _, dram_slot, _ in wanted], partial(self._device.host_waits, over))
+            self._dram.read_until((dram_slot,), partial(self._device.host_waits, over))
         return over
 
     def placed(self, layer: int, experts: Sequence[int]) -> tuple[Sequence[int], Sequence[tuple[int, Mapping[str, torch.Tensor]]]]:

@@ -11,7 +11,7 @@ from operator import length_hint
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
-from penstock.runtime.experts.tiers.expert_copies import Pieces, Wanted
+from penstock.runtime.experts.tiers.expert_copies import Pieces
 from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.experts.tiers.expert_stats import Deciding, TierStats
 from penstock.runtime.memory.device import CopyDevice, Event
@@ -35,7 +35,7 @@ class CopiesAhead:
 
     def __init__(
         self, layouts: Mapping[Key, DeviceLayout], cache: ExpertCache, dram: DramExperts, device: CopyDevice,
-        copy: Callable[[Sequence[Wanted]], Event], stats: TierStats, chunk_bytes: int, in_flight: int,
+        copy: Callable[[Key, int, int, Pieces], Event], stats: TierStats, chunk_bytes: int, in_flight: int,
     ):  # fmt: skip
         self._layouts, self._cache, self._dram, self._device, self._copy = layouts, cache, dram, device, copy
         self._stats, self._deciding = stats, Deciding(stats)
@@ -124,4 +124,4 @@ class CopiesAhead:
 
     def _queue(self, coming: Ahead, most: int) -> Event:
         chunks = [coming.chunks.popleft() for _ in range(most)]
-        return self._copy([(coming.key, coming.slot, coming.dram_slot, Pieces.of(chunks))])
+        return self._copy(coming.key, coming.slot, coming.dram_slot, Pieces.of(chunks))

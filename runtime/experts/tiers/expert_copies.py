@@ -42,21 +42,16 @@ class Pieces(NamedTuple):
         return cls(segments, words, words.buffer_info()[0], len(segments), sum([s.nbytes for s in segments]))
 
 
-Wanted = tuple[Key, int, int, Pieces]
-"""An expert, the slot into which it is to be copied, the slot of DRAM that it lies in, and the pieces of it that are copied. A plain one:
-a visit makes some, and to make one by a name takes five times as long."""
-
-
 class _Together(NamedTuple):
     """Experts behind one event."""
 
-    keys: tuple[Key, ...]
+    keys: Sequence[Key]
 
     def __str__(self) -> str:
         return " ".join(str(Unit("expert", *key)) for key in self.keys)
 
 
-_Unbooked = tuple[float, Event, tuple[Key, ...], int]
+_Unbooked = tuple[float, Event, Sequence[Key], int]
 """When copies were queued, the event behind them, the experts, and how many bytes."""
 
 
@@ -92,21 +87,21 @@ class ExpertCopies:
         self._awaited: list[Event] = []
         """Copies for which kernels wait that may not be over."""
 
-    def copy(self, wanted: Sequence[Wanted]) -> Event:
-        """Queue the copies of ``wanted``. They wait for kernels that read their slots. Returns the event behind the last of them, which
-        they share: to record and to book one takes the host as long as a copy."""
+    def copy(self, keys: Sequence[Key], slots: Sequence[int], dram_slots: Sequence[int], pieces: Sequence[Pieces]) -> Event:
+        """Queue the copies of ``pieces`` of experts, each into one of ``slots`` from one of ``dram_slots``. They wait for kernels that read
+        their slots. Returns the event behind the last of them, which they share: to record and to book one takes the host as long as a
+        copy. Not a tuple an expert: a visit would make them and take them apart."""
         issued_s, nbytes = time.perf_counter(), 0
-        keys, slots, dram_slots, all_pieces = zip(*wanted, strict=True)
         moves: list[int] = []
         begin, step = self._dram
         if self.used:
             self.make_way(slots)
-        for slot, dram_slot, pieces in zip(slots, dram_slots, all_pieces, strict=True):
+        for slot, dram_slot, (segments, _, at, number, bytes_here) in zip(slots, dram_slots, pieces, strict=True):
             if dram_slot in self._whole or self.reaches(dram_slot):
-                moves += (pieces.at, pieces.number, self.begins[slot], begin + dram_slot * step)
+                moves += (at, number, self.begins[slot], begin + dram_slot * step)
             else:
-                self.device.copy_parts(self.slots[slot], self._buffer(dram_slot), pieces.segments)
-            nbytes += pieces.nbytes
+                self.device.copy_parts(self.slots[slot], self._buffer(dram_slot), segments)
+            nbytes += bytes_here
         if moves and self._carrier is not None:
             (over,), (handle,) = self.points.take(1)
             self._carrier.copy(array("q", moves), handle)
