@@ -141,7 +141,7 @@ class UrgentSoundReads(SoundReads):
     def __init__(self, source: UrgentReads, scales: ArrivingScales):
         super().__init__(source, scales)
         self.begun, self.inbox, self._read_each, self._expect = source.begun, source.inbox, source.read_each, source.expect
-        self.carrier, self.bring, self.come, self._order = source.carrier, source.bring, source.come, source.order
+        self.carrier, self.bring, self._order = source.carrier, source.bring, source.order
         self._part_of: dict[int, tuple[Order[Sequence[Extent]], int]] = {}
         """Extents that are parts of orders, and which."""
 

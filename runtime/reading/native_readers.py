@@ -11,6 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.planner.common.measures import ALIGN
@@ -22,7 +23,7 @@ from penstock.runtime.reading.known_runs import KnownRuns
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import PART_WORDS, Brought, Looks, Order, part_words
+from penstock.runtime.reading.native.native_order import PART_WORDS, Brought, Come, Looks, Order, part_words
 from penstock.runtime.reading.native.readers_library import ENDED, ODD, OVER, CFact, ReadersLibrary
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, Look, Ticket
@@ -151,8 +152,8 @@ class NativeReaders:
         order.asked = _Asked(None, name=name)
         return order
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
-        """Queue orders, before all that is not urgent. What :meth:`come` takes."""
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> Come:
+        """Queue orders, before all that is not urgent."""
         to, addresses = inbox.address, array("q", [order.address for order, *_ in brought])  # type: ignore[attr-defined]
         numbers: list[int] = []
         named = self._blocks.on_block is not None
@@ -171,12 +172,12 @@ class NativeReaders:
                     self._names[number] = order.name
                 numbers.append(number)
             self._ask(addresses, numbers, True)
-        return addresses
+        return partial(self._sleep, addresses, to)
 
-    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
-        """See :class:`penstock.runtime.reading.reader.UrgentReads`."""
-        at, count = brought.buffer_info()
-        part: int = self._come(inbox.address, at, count, SLEEP_NS, int(after_s / NS))  # type: ignore[attr-defined]
+    def _sleep(self, addresses: array[int], inbox: int, after_s: float) -> int | None:
+        """What :meth:`bring` returns, of the orders at ``addresses``, of which the inbox whose struct lies at ``inbox`` hears."""
+        at, count = addresses.buffer_info()
+        part: int = self._come(inbox, at, count, SLEEP_NS, int(after_s / NS))
         return part if part >= 0 else None
 
     def _ask(self, asked: array[int], numbers: Sequence[int], urgent: bool) -> None:

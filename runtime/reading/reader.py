@@ -19,7 +19,7 @@ from penstock.runtime.reading.files import FileTable
 from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import Brought, Looks, Order
+from penstock.runtime.reading.native.native_order import Brought, Come, Looks, Order
 from penstock.runtime.reading.native.readers_library import readers_library
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.pending import Done
@@ -66,15 +66,10 @@ class UrgentReads(Reads, Protocol):
         """``parts`` of what is called ``name``, which come again and again into aligned buffers of ``nbytes``. Of each, ``segments`` are
         copied on, as a carrier's ``words`` gives them. Only where there is a :meth:`carrier`; so is :meth:`bring`."""
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> Come:
         """Read orders that a carrier was told to carry, each into its buffer, urgently. Each part is copied on when it has come; ``inbox``
-        hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest. Returns what
-        :meth:`come` takes."""
-
-    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
-        """Sleep for all that :meth:`bring` asked for at once, a second at most. When all have come, kernels that are issued next wait for
-        what their carrier carried: returns for which of their parts, one order's behind the other's. None, and nothing is known, where
-        the inbox has to be looked at instead, or the last copy was queued before ``after_s`` of the host's clock. What came stays there."""
+        hears of all parts of one at once. One call asks for all: to wake a reader takes the caller longer than the rest. What is returned
+        sleeps for them."""
 
     def begun(self) -> None:
         """Return when all that is urgent is being read, or as much as can be at once. Whoever goes on in the interpreter instead may keep
@@ -170,19 +165,13 @@ class ReadPool:
         assert isinstance(readers, NativeReaders), "they gave a carrier"
         return readers.order(name, parts, nbytes, segments, looks)
 
-    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> array[int]:
+    def bring(self, brought: Sequence[Brought[K]], inbox: Inbox[K]) -> Come:
         """See :class:`UrgentReads`."""
         if self._readers.broken is not None:
             raise self._readers.broken
         readers = self._readers
         assert isinstance(readers, NativeReaders), "they gave a carrier"
         return readers.bring(brought, inbox)
-
-    def come(self, brought: array[int], inbox: Inbox[Any], after_s: float) -> int | None:
-        """See :class:`UrgentReads`."""
-        readers = self._readers
-        assert isinstance(readers, NativeReaders), "they gave a carrier"
-        return readers.come(brought, inbox, after_s)
 
     def begun(self) -> None:
         """See :class:`UrgentReads`."""

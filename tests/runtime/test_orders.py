@@ -26,6 +26,7 @@ from penstock.runtime.reading.landing import address_of
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native import readers_library
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
+from penstock.runtime.reading.native.native_order import Come
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.reading.reads_inbox import Ticket
 from penstock.runtime.store.scales import Scale
@@ -82,13 +83,13 @@ class Orders:
         self.order = reads.order("order", parts, NBYTES, words)
         self.events: list[int] = []
 
-    def bring(self) -> array[int]:
+    def bring(self) -> Come:
         first = 1 + len(self.events)
         events = [*range(first, first + len(self.parts))]
         self.events += events
         self.order.carry(self.carrier, address_of(self.card.memory), array("q", events))
-        brought: array[int] = self.reads.bring([(self.order, "all", self.into, address_of(self.into))], self.inbox)
-        return brought
+        come: Come = self.reads.bring([(self.order, "all", self.into, address_of(self.into))], self.inbox)
+        return come
 
     def heard(self) -> Heard:
         """All that is heard of one order, and whatever else comes."""
@@ -255,10 +256,10 @@ def test_one_call_sleeps_for_all_orders_and_has_kernels_wait_for_the_last(conten
         for one, events in ((first, [1, 2]), (second, [3])):
             one.order.carry(one.carrier, address_of(card.memory), array("q", events))
         brought = [(one.order, key, one.into, address_of(one.into)) for one, key in ((first, "first"), (second, "second"))]
-        asked = pool.bring(brought, first.inbox)
+        come = pool.bring(brought, first.inbox)
         assert held.begun.wait(HANGS_S)
         threading.Timer(0.05, held.go.set).start()
-        assert pool.come(asked, first.inbox, 0.0) == 0 and card.waits == [1], "the part that was held up"
+        assert come(0.0) == 0 and card.waits == [1], "the part that was held up"
         assert sorted(first.heard() + first.inbox.take(0.0)) == [("first", None), ("second", None)], "it stays to be heard of"
 
 
@@ -272,11 +273,11 @@ def test_where_not_all_has_just_come_nothing_waits_and_the_inbox_says_why(conten
         held = Held(pool, late) if why == "late" else None
         if why == "refused":
             asked.card.refuses = 77
-        brought = asked.bring()
+        come = asked.bring()
         if why == "word":
             asked.inbox.put("word")
         after_s = time.perf_counter() + HANGS_S if why == "copied later" else 0.0
-        assert pool.come(brought, asked.inbox, after_s) is None and not asked.card.waits
+        assert come(after_s) is None and not asked.card.waits
         if held is not None:
             held.go.set()
         came = asked.heard()

@@ -48,7 +48,7 @@ class Visit(NamedTuple):
 class _Ranks(NamedTuple):
     """In which order experts of a layer are let go: those of the least worth first, of equals the one with the highest number."""
 
-    worths: Sequence[float]
+    worths: memoryview[float]
     first: set[int] | frozenset[int]
     """These go before all others."""
 
@@ -58,6 +58,12 @@ class _Ranks(NamedTuple):
     def place(self, expert: int) -> tuple[float, int]:
         """What goes earlier has less."""
         return self.worth(expert), -expert
+
+    def ordered(self, experts: Collection[int]) -> list[int]:
+        """``experts``, what goes earlier before the others."""
+        if self.first:
+            return sorted(experts, key=self.place)
+        return sorted(sorted(experts, reverse=True), key=self.worths.__getitem__)
 
     def least(self, kept: Collection[int], otherwise: int) -> int:
         """Of ``kept``, the one that goes first; to list all experts' ranks takes ten times as long."""
@@ -117,8 +123,8 @@ class ExpertCache:
         """[layers, experts]: how many times its worth the tier above counts each: once what is kept here."""
         self._times[:], self._times_at = ALONE_WORTH, memoryview(times).cast("f")
         self._worth = np.zeros(count, np.float32)
-        self._worths: list[float] | None = None
-        """The same as a list; None until somebody asks."""
+        self._worths: memoryview[float] | None = None
+        """The same as Python reads it, one by one; None until somebody asks."""
         self._judged: Routing | None = None
         """What the policy was shown last."""
         self._unused: set[int] = set()
@@ -292,7 +298,7 @@ class ExpertCache:
     def _ranks(self, layer: int) -> _Ranks:
         """Of the experts of the layer visited last."""
         if self._worths is None:
-            self._worths = self._worth.tolist()
+            self._worths = memoryview(self._worth)
         if self._first is None:
             self._first = self._first_of(layer)
         return _Ranks(self._worths, self._first)
@@ -313,7 +319,7 @@ class ExpertCache:
         found = {*self._kept[layer], *used}
         over = len(found) - self._quotas[layer]
         if over > 0:
-            found.difference_update(sorted(found, key=self._ranks(layer).place)[:over])
+            found.difference_update(self._ranks(layer).ordered(found)[:over])
         return found
 
     def leaving_first(self, layer: int, experts: Sequence[int]) -> list[int]:

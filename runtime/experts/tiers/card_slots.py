@@ -71,16 +71,15 @@ class CardSlots:
     def bring(self, layer: int, experts: Sequence[int]) -> None:
         """Give each of ``experts``, which lie in DRAM, a slot, and queue its copy. Until :meth:`CarriedExperts.settle` the visit itself
         keeps their slots there."""
-        keys = [(layer, expert) for expert in experts]
-        dram_slots = self._dram.slots(layer, experts)
-        pieces = [*map(self.carried.wholes.__getitem__, keys)]
-        over = self.copies.copy(keys, self._cache.take_all(layer, experts), dram_slots, pieces)
+        slots, dram_slots = self._cache.take_all(layer, experts), self._dram.slots(layer, experts)
+        over = self.copies.copy(layer, experts, slots, dram_slots, self.carried.wholes_of(layer, experts))
         if not self._dram.still:
             self.carried.leaves(dram_slots, over)
 
     def copy(self, key: Key, slot: int, dram_slot: int, pieces: Pieces) -> Event:
         """Queue the copies of ``pieces`` of an expert. Returns the event behind them; until then nothing comes into ``dram_slot``."""
-        over = self.copies.copy((key,), (slot,), (dram_slot,), (pieces,))
+        layer, expert = key
+        over = self.copies.copy(layer, (expert,), (slot,), (dram_slot,), (pieces,))
         if not self._dram.still:
             self._dram.read_until((dram_slot,), partial(self._device.host_waits, over))
         return over

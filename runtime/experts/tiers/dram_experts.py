@@ -22,7 +22,7 @@ from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.moving.filler import Arrival
 from penstock.runtime.reading.native.native_carrier import NativeCarrier
-from penstock.runtime.reading.native.native_order import Brought, Order
+from penstock.runtime.reading.native.native_order import Brought, Come, Order
 from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reader import Reads, UrgentReads
 from penstock.runtime.reading.reads_inbox import Inbox, Ticket
@@ -51,6 +51,10 @@ class _Made(dict[int, T], Generic[T]):
     def __missing__(self, slot: int) -> T:
         made = self[slot] = self._make(slot)
         return made
+
+
+def _nothing(after_s: float) -> None:
+    """Was asked for."""
 
 
 class DramExperts:
@@ -82,8 +86,8 @@ class DramExperts:
         """Of parts that were demanded; None where something else is to be looked at."""
         self._fetches: dict[Key, Fetch] = {}
         self._todo: deque[Key] = deque()
-        self._brought = array("q")
-        """Orders that readers were asked last to carry, as :meth:`come` takes them."""
+        self.come: Come = _nothing
+        """Of what readers were asked last to carry; :meth:`all_parts` of it is still to be called, and then returns at once."""
         self._buffers = _Made(lambda slot: arena.slice(base + slot * self.slot_bytes, self.slot_bytes))
         self._views = _Made(lambda slot: arena.view[base + slot * self.slot_bytes : base + (slot + 1) * self.slot_bytes])
         self.begins_at = arena.address + base
@@ -272,11 +276,6 @@ class DramExperts:
             for fetch in fetches:
                 del self._fetches[fetch.key]
 
-    def come(self, after_s: float) -> int | None:
-        """See :class:`penstock.runtime.reading.reader.UrgentReads`, of what readers were asked last to carry. :meth:`all_parts` of it is
-        still to be called, and then returns at once."""
-        return self._pool.come(self._brought, self._inbox, after_s)
-
     def arrived(self, layer: int, experts: Collection[int]) -> int | None:
         """One of ``experts``, all on their way, of which the last part has arrived; never blocks."""
         self._hear(0.0)
@@ -366,7 +365,7 @@ class DramExperts:
                 self._todo.popleft()
         finally:
             if brought:
-                self._brought = self._pool.bring(brought, self._inbox)
+                self.come = self._pool.bring(brought, self._inbox)
         return not self._todo
 
     def _begin(self, key: Key, demanded: bool, brought: list[Brought[tuple[Fetch, int] | None]], carrying: Carrying | None = None) -> bool:

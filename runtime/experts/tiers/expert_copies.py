@@ -12,7 +12,6 @@ import torch
 
 from penstock.planner.common.timeline.spans import EXPERTS
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.experts.tiers.points_ahead import PointsAhead
 from penstock.runtime.memory.device import CopyDevice, Event
 from penstock.runtime.memory.pieces import Segment
@@ -45,14 +44,15 @@ class Pieces(NamedTuple):
 class _Together(NamedTuple):
     """Experts behind one event."""
 
-    keys: Sequence[Key]
+    layer: int
+    experts: Sequence[int]
 
     def __str__(self) -> str:
-        return " ".join(str(Unit("expert", *key)) for key in self.keys)
+        return " ".join(str(Unit("expert", self.layer, expert)) for expert in self.experts)
 
 
-_Unbooked = tuple[float, Event, Sequence[Key], int]
-"""When copies were queued, the event behind them, the experts, and how many bytes."""
+_Unbooked = tuple[float, Event, int, Sequence[int], int]
+"""When copies were queued, the event behind them, the layer and its experts, and how many bytes."""
 
 
 def _first(row: tuple[int, int, Event, int]) -> int:
@@ -87,10 +87,10 @@ class ExpertCopies:
         self._awaited: list[Event] = []
         """Copies for which kernels wait that may not be over."""
 
-    def copy(self, keys: Sequence[Key], slots: Sequence[int], dram_slots: Sequence[int], pieces: Sequence[Pieces]) -> Event:
-        """Queue the copies of ``pieces`` of experts, each into one of ``slots`` from one of ``dram_slots``. They wait for kernels that read
-        their slots. Returns the event behind the last of them, which they share: to record and to book one takes the host as long as a
-        copy. Not a tuple an expert: a visit would make them and take them apart."""
+    def copy(self, layer: int, experts: Sequence[int], slots: Sequence[int], dram_slots: Sequence[int], pieces: Sequence[Pieces]) -> Event:
+        """Queue the copies of ``pieces`` of ``experts``, each into one of ``slots`` from one of ``dram_slots``. They wait for kernels that
+        read their slots. Returns the event behind the last of them, which they share: to record and to book one takes the host as long as
+        a copy. Not a tuple an expert: a visit would make them and take them apart."""
         issued_s, nbytes = time.perf_counter(), 0
         moves: list[int] = []
         begin, step = self._dram
@@ -109,7 +109,7 @@ class ExpertCopies:
             over = self.device.copy_event()
         self._arrived |= dict.fromkeys(slots, over)
         self.copied_s = time.perf_counter()
-        self._queued.append((issued_s, over, keys, nbytes))
+        self._queued.append((issued_s, over, layer, experts, nbytes))
         return over
 
     def reaches(self, dram_slot: int) -> bool:
@@ -138,10 +138,10 @@ class ExpertCopies:
             slots = (*self._arrived, *slots)
         self._arrived |= dict.fromkeys(slots, over)
 
-    def book(self, key: Key, order: Order[Any], events: Sequence[Event]) -> None:
+    def book(self, layer: int, expert: int, order: Order[Any], events: Sequence[Event]) -> None:
         """The copies of ``order``, an expert that kernels wait for, are to be booked when they are over."""
         for _, begun_ns, over, nbytes in sorted(zip(order.numbers, order.begun_ns, events, order.nbytes, strict=True), key=_first):
-            self._queued.append((begun_ns * 1e-9, over, (key,), nbytes))
+            self._queued.append((begun_ns * 1e-9, over, layer, (expert,), nbytes))
         self._awaited += events
 
     def lies_in(self, slots: Iterable[int]) -> None:
@@ -188,7 +188,7 @@ class ExpertCopies:
         """What was queued last and is not over; never blocks. The driver is asked about these alone: copies wait here to be booked long
         after they are over."""
         nbytes = 0
-        for _, over, _, queued in reversed(self._queued):
+        for _, over, _, _, queued in reversed(self._queued):
             if self.device.done(over):
                 break
             nbytes += queued
@@ -198,8 +198,8 @@ class ExpertCopies:
         """Book all copies that are over; never blocks. To book many at once takes the host a fraction of what it takes to book each with
         cold caches: from :data:`MOST_UNBOOKED` on it is time."""
         while self._queued and self.device.done(self._queued[0][1]):
-            issued_s, over, keys, nbytes = self._queued.popleft()
-            self._booking.book(Queued(issued_s, over, _Together(keys), nbytes, last=False, cleared=None))
+            issued_s, over, layer, experts, nbytes = self._queued.popleft()
+            self._booking.book(Queued(issued_s, over, _Together(layer, experts), nbytes, last=False, cleared=None))
 
     @property
     def unbooked(self) -> int:

@@ -116,6 +116,11 @@ class Order(Generic[X]):
 Brought = tuple[Order[Any], K, memoryview, int]
 """What comes next, as whom its inbox hears of it, the buffer to which it comes, and where that lies."""
 
+Come = Callable[[float], int | None]
+"""Called with a time of the host's clock, in seconds, sleeps for orders that were asked for together, a second at most. When all have come,
+kernels that are issued next wait for what their carrier carried: returns for which of their parts, one order's behind the other's. None,
+and nothing is known, where the inbox has to be looked at instead, or the last copy was queued before that time. What came stays there."""
+
 
 def _counted(words: array[int] | None, each: int) -> Numbers:
     if not words:

@@ -148,21 +148,26 @@ def test_the_host_is_woken_once_for_all_experts_of_a_visit(layouts: dict, interr
         card = card_tier(layouts, LEAST, below, cache, device)
         card.start()
         routing, pool, heard = missing(card, 1, 2), below._pool, list[bool]()
-        come, take = pool.come, below._inbox.take
+        bring, take = pool.bring, below._inbox.take
         parts = below.parts(1, routing.experts[0])
         held = Held(below._pool, parts[0][0].file)  # type: ignore[arg-type]
         assert len(parts) > 1
 
-        def slept(orders: list[Any], *more: Any) -> int | None:
-            assert len(orders) == 2
-            held.go.set()
-            return None if interrupted else come(orders, *more)
+        def brings(brought: list[Any], *more: Any) -> Callable[[float], int | None]:
+            assert len(brought) == 2
+            come = bring(brought, *more)
+
+            def slept(after_s: float) -> int | None:
+                held.go.set()
+                return None if interrupted else come(after_s)
+
+            return slept
 
         def taken(*asked: Any) -> list[Any]:
             heard.append(True)
             return take(*asked)
 
-        pool.come, below._inbox.take = slept, taken  # type: ignore[method-assign]
+        pool.bring, below._inbox.take = brings, taken  # type: ignore[method-assign]
         arrived = list(arrivals(card, 1, routing, together=True))
         assert bool(heard) == interrupted and device.waits == (not interrupted)
         card.catch_up()
