@@ -71,7 +71,7 @@ from penstock.runtime.model.skeleton import Skeleton, open_skeleton  # noqa: E40
 from penstock.runtime.moving.arriving_scales import ArrivingScales, UrgentSoundReads  # noqa: E402
 from penstock.runtime.moving.ledger import Ledger  # noqa: E402
 from penstock.runtime.reading.layout import Extent  # noqa: E402
-from penstock.runtime.reading.native.native_order import Brought, Order  # noqa: E402
+from penstock.runtime.reading.native.native_order import Brought, Come, Order  # noqa: E402
 from penstock.runtime.reading.reader import ReadPool  # noqa: E402
 from penstock.runtime.store.expert_modules import layers_with_experts  # noqa: E402
 
@@ -214,10 +214,10 @@ class ForgetfulReads(UrgentSoundReads):
         self._all_looked[order.address] = order.looked
         return order
 
-    def _anew(self, brought: Sequence[Brought[Any]], *rest: Any) -> None:
+    def _anew(self, brought: Sequence[Brought[Any]], *rest: Any) -> Come:
         for order, *_ in brought:
             order.looked = self._all_looked[order.address]
-        self._bring(brought, *rest)
+        return self._bring(brought, *rest)
 
     def read_each(self, *asked: Any, **more: Any) -> None:
         self._forget()

@@ -266,12 +266,12 @@ class CardExperts:
     def _start(self, layer: int, coming: Misses) -> None:
         """Queue the copies of what lies in DRAM, as far as there are slots."""
         near = coming.near
-        while near and (free := self._cache.free):
-            if len(near) <= free and len(near) <= coming.at_once:
+        while near and (most := min(self._cache.free, coming.at_once)):
+            if len(near) <= most:
                 taken = [*near]
                 near.clear()
             else:
-                taken = [near.popleft() for _ in range(min(len(near), free, coming.at_once))]
+                taken = [near.popleft() for _ in range(most)]
             self._slots.bring(layer, taken)
             coming.started.extend(taken)
 

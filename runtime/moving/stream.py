@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -90,13 +89,9 @@ class HostStream:
         self._views.clear()
 
 
-class _Timed(NamedTuple):
-    """A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), and their end."""
-
-    unit: Unit
-    begun_s: float
-    arrival: Event | None
-    end: Event
+_Timed = tuple[Unit, float, Event | None, Event]
+"""A unit's kernels: the host time at which its pass began, the copy that they waited for (None: resident), and their end. A plain one: each
+layer's host makes some before its next launch."""
 
 
 @dataclass(slots=True)
@@ -163,7 +158,7 @@ class RingStream:
         """What is waited for next is not waited for by the resident units before it."""
         if self._behind is not None:
             behind, self._behind = self._behind, None
-            self._timing.append(_Timed(behind.unit, self._begun_at, behind.arrival, self._device.compute_event()))
+            self._timing.append((behind.unit, self._begun_at, behind.arrival, self._device.compute_event()))
 
     def pause(self) -> None:
         """The unit that was entered last computes no further until :meth:`resume`: an expert of it has not arrived. Nothing where it
@@ -178,7 +173,7 @@ class RingStream:
         if not self._paused:
             self._paused, self._behind = True, None  # which this one's point is behind
             unit, arrival = (self._left, None) if not self._inside else (self._inside[-1].unit, self._inside[-1].arrival)
-            self._timing.append(_Timed(unit, self._begun_at, arrival, point()))
+            self._timing.append((unit, self._begun_at, arrival, point()))
 
     def resume(self, arrival: Event | None = None) -> None:
         """Where it was paused: what is computed from now on waits for ``arrival``."""
@@ -197,30 +192,30 @@ class RingStream:
         self._behind, end = None, self._device.compute_event()
         if inside.streamed:
             self._ring.leave(unit, end)
-        self._timing.append(_Timed(unit, self._begun_at, inside.arrival, end))
+        self._timing.append((unit, self._begun_at, inside.arrival, end))
         if len(self._timing) >= MOST_UNBOOKED:
             self.settle()
 
     def end_pass(self) -> None:
         """What comes behind the last unit: a head that lies on the device."""
         self._left, between, self._between, self._behind = Unit("head", 0), self._between, None, None
-        self._timing.append(_Timed(self._left, self._begun_at, between, self._device.compute_event()))
+        self._timing.append((self._left, self._begun_at, between, self._device.compute_event()))
         self.settle()
 
     def settle(self) -> None:
         """Book all kernels that have finished; never blocks."""
         over = len(self._timing)
-        while over and not self._device.done(self._timing[over - 1].end):
+        while over and not self._device.done(self._timing[over - 1][3]):
             over -= 1
         for _ in range(over):  # what comes before what is over is over, too
-            timed = self._timing.popleft()
-            end_s = self._device.time_of(timed.end)
-            since_s = min(max(self._idle_since, timed.begun_s), end_s)
-            if timed.arrival is not None:
-                arrived_s = min(self._device.time_of(timed.arrival), end_s)
-                self._ledger.waited("compute", "h2d", str(timed.unit), since_s, arrived_s)
+            unit, begun_s, arrival, end = self._timing.popleft()
+            end_s = self._device.time_of(end)
+            since_s = min(max(self._idle_since, begun_s), end_s)
+            if arrival is not None:
+                arrived_s = min(self._device.time_of(arrival), end_s)
+                self._ledger.waited("compute", "h2d", str(unit), since_s, arrived_s)
                 since_s = max(since_s, arrived_s)
-            self._ledger.add("compute", str(timed.unit), since_s, end_s)
+            self._ledger.add("compute", str(unit), since_s, end_s)
             self._idle_since = end_s
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ class Visit(NamedTuple):
 class _Ranks(NamedTuple):
     """In which order experts of a layer are let go: those of the least worth first, of equals the one with the highest number."""
 
-    worths: memoryview[float]
+    worths: Sequence[float]
     first: set[int] | frozenset[int]
     """These go before all others."""
 
@@ -123,7 +123,7 @@ class ExpertCache:
         """[layers, experts]: how many times its worth the tier above counts each: once what is kept here."""
         self._times[:], self._times_at = ALONE_WORTH, memoryview(times).cast("f")
         self._worth = np.zeros(count, np.float32)
-        self._worths: memoryview[float] | None = None
+        self._worths: Sequence[float] | None = None
         """The same as Python reads it, one by one; None until somebody asks."""
         self._judged: Routing | None = None
         """What the policy was shown last."""
@@ -298,7 +298,7 @@ class ExpertCache:
     def _ranks(self, layer: int) -> _Ranks:
         """Of the experts of the layer visited last."""
         if self._worths is None:
-            self._worths = memoryview(self._worth)
+            self._worths = self._worth.data
         if self._first is None:
             self._first = self._first_of(layer)
         return _Ranks(self._worths, self._first)

@@ -38,9 +38,5 @@ class PointsAhead:
                 made.append(self._make(count))
 
     def _make(self, count: int) -> Points:
-        events, handles = list[Event](), array("q")
-        for _ in range(count):
-            event, handle = self._device.event_ahead()
-            events.append(event)
-            handles.append(handle)
-        return Points(events, handles)
+        made = [self._device.event_ahead() for _ in range(count)]
+        return Points([event for event, _ in made], array("q", [handle for _, handle in made]))
