@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.contract.decided.decisions import ExpertSlots
-from penstock.planner.contract.experts.expert_cache import ALONE_WORTH, ExpertCache, Routing
+from penstock.planner.contract.experts.expert_cache import ALONE_WORTH, ExpertCache, Routing, _Ranks
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.experts.expert_slots import kept_at_first, kept_in_all, kept_slots
 from penstock.planner.contract.given.model import Experts
@@ -207,3 +207,14 @@ def test_a_tier_asks_for_itself_where_the_one_above_has_nothing_to_decide() -> N
     above.judge(2, routing)
     below.judge(2, routing)
     assert policy.shown == [(1, [1, 2])]
+
+
+@given(
+    worths=st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=9, max_size=9),
+    first=st.sets(st.integers(0, 8)),
+    experts=st.sets(st.integers(0, 8)),
+)
+def test_what_is_sorted_by_worth_goes_as_places_say(worths: list[float], first: set[int], experts: set[int]) -> None:
+    ranks = _Ranks(worths, first)
+    assert ranks.ordered(experts) == sorted(experts, key=ranks.place)
+    assert ranks.least(experts, -1) == next(iter(ranks.ordered(experts)), -1)
