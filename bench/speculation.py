@@ -5,11 +5,12 @@
     python bench/speculation.py work=/dev/shm/penstock out=speculation-seventy.json cases=seventy model=llama70b vram=16GiB steps=24
     python bench/speculation.py work=bench-work cases=price,played,seventy model=demo quick=true
 
-One process opens the plan once. `price`: a pass with 7 and 15 drafts over one without. `played`: each draft is kept with the
-probability 0.6, 0.8, 0.9, whatever it is; chains as long as pays. Its limit is E(a, k) / (seconds of a pass with k drafts), the
-best k, by the passes that this process measured. A reply has `steps` passes: thirty are luck. Fewer layers make them quick; the host's
-share of each is the larger, so that is the harder case. `seventy`: a played 0.8 and few passes, for those that take seconds, as the plan is
-solved and streaming alone.
+One process opens the plan once. `price`: a pass with 7 and 15 drafts over one without, streaming alone and, where it differs, as the plan
+is solved, with units on the CPU. `played`: each draft is kept with the probability 0.6, 0.8, 0.9, whatever it is; chains as long as pays.
+Its limit is E(a, k) / (seconds of a pass with k drafts), the best k, by the passes that this process measured. A reply has `steps` passes:
+thirty are luck. Fewer layers make them quick; the host's share of each is the larger, so that is the harder case. `seventy`: a played 0.8
+and few passes, for those that take seconds, as the plan is solved and streaming alone. Of every fifty draws exactly that share is right, in
+an order drawn beforehand: so few passes are not luck.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -55,7 +56,10 @@ LEAST = 4
 REPLY_S = 60.0
 """A reply is broken off behind so many seconds: three of them and the prices end before bench/hybrid.py takes it for a hang."""
 PRICES = {7: "<= 1.05", 15: "<= 1.1"}
-
+BESIDE = {7: "<= 1.1", 15: "<= 1.2"}
+"""With units on the CPU."""
+DECK = 50
+"""Draws of which the right ones are as many as the probability says."""
 
 SEVENTY_S = 0.54, 0.3
 """A token of 70B may take, streaming alone and with the CPU."""
@@ -90,11 +94,17 @@ class Drawn:
     weights part by rounding: a drafter that knew them would be wrong from there on."""
 
     def __init__(self, right: float):
-        self._right, self._draw = right, random.Random(0)
+        self._right, self._order, self._deck = round(right * DECK), random.Random(0), list[bool]()
 
     def kept(self, drafts: int) -> int:
         """Of so many drafts of a chain."""
-        return next((k for k in range(drafts) if self._draw.random() >= self._right), drafts)
+        return next((k for k in range(drafts) if not self._is_right()), drafts)
+
+    def _is_right(self) -> bool:
+        if not self._deck:
+            self._deck = [k < self._right for k in range(DECK)]
+            self._order.shuffle(self._deck)
+        return self._deck.pop()
 
     def begin(self, prompts: Sequence[Sequence[int]]) -> Drawn:
         return self
@@ -178,24 +188,50 @@ class Drafting(Hybrid):
         return self.chains("speculation", Asked())
 
     def chains(self, name: str, asked: Asked, *keys: str) -> tuple[Plan, dict[str, Any]]:
-        checkpoint, steps = self.checkpoint("bf16"), int(self.given.get("steps", "400"))
+        plan = self.plan_for(name, asked, *keys)
+        return plan, self.measured(plan, asked)
+
+    def plan_for(self, name: str, asked: Asked, *keys: str) -> Plan:
+        checkpoint = self.checkpoint("bf16")
         layers = int(json.loads((checkpoint / "config.json").read_text())["num_hidden_layers"])
         share = () if self.card else (f"force.cap_layers={layers * 2 // 5}",)
         drafts = ("speculate=lookup", f"force.speculate_tokens={MOST}")
-        longest = max(asked.few * (MOST + 1), math.ceil(steps * expected_tokens(max(asked.acceptances), MOST))) + 1
-        plan = self.solve(name, checkpoint, *share, *drafts, *keys, prompt=PROMPT, new=longest)
-        return plan, self.worker(measure_chains, Trial(plan, checkpoint, steps, 0), asked)
+        replies = math.ceil(self.passes * expected_tokens(max(asked.acceptances, default=0), MOST))
+        return self.solve(name, checkpoint, *share, *drafts, *keys, prompt=PROMPT, new=max(asked.few * (MOST + 1), replies) + 1)
+
+    def measured(self, plan: Plan, asked: Asked) -> dict[str, Any]:
+        return self.worker(measure_chains, Trial(plan, self.checkpoint("bf16"), self.passes, 0), asked)
+
+    @property
+    def passes(self) -> int:
+        return int(self.given.get("steps", "400"))
 
     def drafting_row(self, case: str, what: str, result: float, limit: float, unit: str, target: str) -> Row:
         said = self.found[0].prediction
         return Row(case, what, result, limit, unit, result / limit, target, None, said.vram_bytes / 1e9, said.dram_bytes / 1e9)
 
     def price(self) -> Iterator[Row]:
-        passes = self.found[1]["passes_s"]
-        for drafts in LONG:
-            recorded = (self.found[1]["graphs"] or {}).get("verify")
-            what = f"a pass over one of one row{', recorded' if recorded and recorded['steps'] else ''}"
-            yield self.drafting_row(f"{drafts + 1} rows", what, passes[drafts], passes[0], "s", PRICES[drafts])
+        alone = None
+        for which, keys, prices in (("alone", ALONE, PRICES), ("as solved", (), BESIDE))[0 if self.card else 1 :]:
+            asked = Asked(LONG, ())
+            plan = self.plan_for(f"price-{which[:5]}", asked, *keys)
+            if alone is not None and plan.decisions == alone.decisions:
+                return
+            alone, found = plan, self.measured(plan, asked)
+            for drafts in LONG:
+                recorded = (found["graphs"] or {}).get("verify")
+                how = ", recorded" if recorded and recorded["steps"] else ""
+                yield self.longer_row(
+                    which, f"{self.where(Point(plan, ()))}; over one row{how}", plan, found["passes_s"], drafts, prices[drafts]
+                )
+
+    def longer_row(self, which: str, what: str, plan: Plan, passes: Mapping[int, float], drafts: int, target: str) -> Row:
+        """A pass with so many drafts over one with none."""
+        gb = plan.prediction.vram_bytes / 1e9, plan.prediction.dram_bytes / 1e9
+        speculation = replace(plan.decisions.speculation, tokens=drafts)
+        said = verify_s(plan.hardware, plan.model, plan.workload, replace(plan.decisions, speculation=speculation))
+        took, one = passes[drafts], passes[0]
+        return Row(f"{which}, {drafts + 1} rows over one", what, took, one, "s", took / one, target, said / took, *gb)
 
     def played(self) -> Iterator[Row]:
         """Over what is expected; over what the best chain makes of the same draws, which leaves luck out and what learning costs in; over
@@ -236,9 +272,7 @@ class Drafting(Hybrid):
                 f"{which}, x alone", what, over, passes[0], "s", over / passes[0], ">= 1.8" if keys == () else "", said / passes[0], *gb
             )
             alone = passes[0] if alone is None else alone
-            longest = verify_s(plan.hardware, plan.model, plan.workload, plan.decisions)
-            what = f"{MOST + 1} rows over one"
-            yield Row(f"{which}, {what}", what, passes[MOST], passes[0], "s", passes[MOST] / passes[0], "", longest / passes[MOST], *gb)
+            yield self.longer_row(which, self.where(Point(plan, ())), plan, passes, MOST, (PRICES if keys else BESIDE)[MOST])
 
 
 def none_of(plan: Plan) -> Decisions:
