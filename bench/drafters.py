@@ -39,7 +39,7 @@ from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
 from bench.keys import read_names  # noqa: E402
 from bench.replies import Replies, look_at, measure_replies, repeats  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
-from penstock.planner.contract.prices.cost import verify_s  # noqa: E402
+from penstock.planner.contract.prices.cost import drafter_alone, verify_s  # noqa: E402
 from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
 
 CASES = ("small", "experts", "real")
@@ -126,11 +126,12 @@ class Drafters(Hybrid):
         return Row(case, said, median(rates["drafted"]), median(rates["plain"]), "tok/s", ratio, target, predicted, *gb)
 
     def a_pass(self, drafted: Replies, plan: Plan) -> Row:
-        """What a pass took, the reading of prompts left out, and gave, beside what ``plan`` says of as many drafts."""
+        """What a pass and its drafts took, the reading of prompts left out, and gave, beside what ``plan`` says of as many drafts."""
         passes, drafts = drafted.counted("passes"), drafted.counted("drafted")
         decided, alone = plan.decisions.speculation, plan.drafter
         mean = replace(plan.decisions, speculation=replace(decided, tokens=round(drafts / passes)))
-        took, said = (sum(drafted.seconds) - drafted.counted("read_s")) / passes, verify_s(plan.hardware, plan.model, plan.workload, mean)
+        took, given = (sum(drafted.seconds) - drafted.counted("read_s")) / passes, (plan.hardware, plan.model, plan.workload, mean)
+        said = verify_s(*given, drafter_alone(*given))
         tokens = drafted.counted("tokens") / passes
         what = f"{drafts / passes:.1f} drafts of {decided.tokens}; {tokens:.2f} tokens for {plan.prediction.tokens_a_pass:.2f}"
         if alone is not None and drafts:
