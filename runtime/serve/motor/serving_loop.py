@@ -107,11 +107,7 @@ class ServingLoop:
         shares = step.rows
         shape = mixed_of(step)
         told: list[Message | Chosen] = []
-        for share in shares:
-            reply = self._replies[share.number]
-            began = None if reply.began else reply.told_of(share.start)
-            if began is not None:
-                told.append(began)
+        self._tell_begun(shares)
         logits, wanted = self._logits(shares, drafts, told)
         self._vitals.expect(shape)
         self._meanwhile()
@@ -140,6 +136,11 @@ class ServingLoop:
             self._replies.end(self._replies[number])
             self._sequences.end(number)
         self._vitals.totals.restored_tokens = self._sequences.restored_tokens
+
+    def _tell_begun(self, shares: Sequence[Share]) -> None:
+        """Before the pass is computed: the front makes their responses meanwhile, and their first tokens then find these begun."""
+        new = [(reply, share.start) for reply, share in ((self._replies[share.number], share) for share in shares) if not reply.began]
+        self._tell([began for reply, start in new if (began := reply.told_of(start)) is not None])
 
     def _choose(
         self, logits: torch.Tensor, wanted: Mapping[int, range], drafts: Mapping[int, Sequence[int]], told: list[Message | Chosen]

@@ -99,6 +99,27 @@ def test_what_a_card_s_server_rehearses_takes_no_page_and_changes_no_reply(exact
         assert found == [alone(made.served, one.prompt, 8) for one in asked]
 
 
+def test_a_request_is_told_to_have_begun_before_its_pass_is_computed(exact_checkpoint: Path) -> None:
+    """So its response is made meanwhile."""
+    computes = threading.Event()
+
+    def held(step: Steps) -> Steps:
+        def run(one: Step) -> torch.Tensor:
+            assert computes.wait(60)
+            return step(one)
+
+        return run
+
+    with motor(serving_plan(exact_checkpoint), exact_checkpoint, around=held) as made:
+        front, one = made.front, submit(0, prompt_of(1, 20), 2)
+        try:
+            front.say(one)
+            front.hear(lambda: front.requests[0].began is not None)
+        finally:
+            computes.set()
+        front.wait(one)
+
+
 def test_passes_with_a_prompt_are_told_from_those_without(exact_checkpoint: Path) -> None:
     with motor(serving_plan(exact_checkpoint), exact_checkpoint) as alone_:
         alone_.front.answers(submit(1, prompt_of(1, 20), 8))
