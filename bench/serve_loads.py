@@ -91,6 +91,15 @@ def passes_of(before: Mapping[str, float], after: Mapping[str, float]) -> Mappin
     return {kind: PassesOf.of(before, after, kind) for kind in KINDS}
 
 
+def pass_rows(rig: ServePlans, passes: Mapping[str, PassesOf]) -> Iterator[Row]:
+    """A mean pass of each kind, beside the plan's."""
+    for key, kind in passes.items():
+        if kind.passes:
+            longest = "" if kind.longest_s is None else f", the longest {kind.longest_s:.3g} s"
+            found, predicted = kind.seconds / kind.passes, kind.predicted_s / kind.passes
+            yield rig.row(f"  pass {KINDS[key]}", f"{kind.passes:.0f}{longest}", found, predicted, "s", "", predicted / found)
+
+
 @dataclass(frozen=True)
 class Loop:
     """A closed loop: its forecast and tokens a second, and the server's figures before and after it."""
@@ -151,7 +160,7 @@ class Loads:
             load = self._poisson(share, self.rig.new, self.rig.seconds)
             for name, seconds, most in (("p50", load.ttft_s.p50, MOST_P50), ("p99", load.ttft_s.p99, MOST_P99)):
                 yield self.rig.row(f"TTFT {name} at {share:.0%}", f"in passes; {load.what}", seconds, load.pass_s, "s", most)
-            yield from self._pass_rows(load.passes)
+            yield from pass_rows(self.rig, load.passes)
 
     def ninety(self) -> Iterator[Row]:
         """Behind the two rows: what passes took over what the plan predicts, and the simulator again with passes as long as measured. Far
@@ -165,7 +174,7 @@ class Loads:
             found, predicted, then = (getattr(spread, name) for spread in (load.ttft_s, load.forecast.ttft_s, longer))
             what = f"{load.what}; passes {LONGER - 1:.0%} longer: x {then / predicted:.2f}"
             yield self._near(f"TTFT {name} at 90%", what, found, predicted, NEAR_TTFT)
-        yield from self._pass_rows(load.passes)
+        yield from pass_rows(self.rig, load.passes)
         for name in ("p50", "p99"):
             found, played = getattr(load.ttft_s, name), getattr(measured, name)
             yield self._near(f"  TTFT {name}, passes as measured", "beside the simulator's with these", found, played, "")
@@ -240,13 +249,6 @@ class Loads:
             return asyncio.run(first_tokens(server.address, COMPLETIONS, bodies, moments))
         except LeftEarly as error:
             raise SystemExit(f"{error}; {server.words[-500:]}") from None
-
-    def _pass_rows(self, passes: Mapping[str, PassesOf]) -> Iterator[Row]:
-        for key, kind in passes.items():
-            if kind.passes:
-                longest = "" if kind.longest_s is None else f", the longest {kind.longest_s:.3g} s"
-                found, predicted = kind.seconds / kind.passes, kind.predicted_s / kind.passes
-                yield self.rig.row(f"  pass {KINDS[key]}", f"{kind.passes:.0f}{longest}", found, predicted, "s", "", predicted / found)
 
     def _near(self, case: str, what: str, found: float, predicted: float, target: str) -> Row:
         off = max(found / predicted, predicted / found)

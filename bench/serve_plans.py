@@ -100,6 +100,7 @@ class ServePlans:
         self._servers.close()
         for server, _ in self._open.values():
             print(f"  the server's own: {json.dumps(server.report)[:300]}", file=sys.stderr, flush=True)
+            print(f"  of kept pages: {json.dumps((server.report or {}).get('kv_reuse'))[:700]}", file=sys.stderr, flush=True)
         self._open.clear()
 
     def resident(self, rows: int) -> float:

@@ -9,7 +9,9 @@ from statistics import fmean, median
 
 from bench.cases import Row
 from bench.clients import COMPLETIONS, body_of, closed_loop, token_prompt
+from bench.serve_loads import pass_rows, passes_of
 from bench.serve_plans import ServePlans, whole
+from bench.serve_rig import Server
 from bench.sse import Address, Reply, ask
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -18,10 +20,16 @@ from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.serving.serving_forecast import simulate_serving
 
 TURNS, TURN_TOKENS, TURN_NEW, TAIL_TOKENS = 16, 4096, 2, 64
+PASSES = 3
+"""Of a second turn: the one that it is asked in, and one a token."""
 CLIENTS = 4
 """That the plan is for, and that ask first turns at once."""
 ALONE = 16
 """Tokens of the row that decodes alone, before second turns come."""
+TOLD_S = 2.1
+"""An idle engine tells its figures this often."""
+OTHER_ROWS = 6
+"""Those that warm the server up, that one, and a few beside second turns: what is kept of them pushes out no turn's."""
 
 
 class Turns:
@@ -32,7 +40,7 @@ class Turns:
         """Each second turn is alone with a row that decodes meanwhile, so that its own restore is seen. Nobody asks in time with passes:
         one that is asked when a reply ends has just missed a pass, and waits for two. So their moments are spread evenly over a pass."""
         tokens = min(TURN_TOKENS, self.rig.prompt * 8)
-        kept = TURNS * (tokens + TURN_NEW)
+        kept = TURNS * (tokens + TURN_NEW) + OTHER_ROWS * (self.rig.prompt + self.rig.new)
         path = self.rig.plan("turns", CLIENTS, tokens + TAIL_TOKENS, self.rig.new, f"workload.kept_tokens={kept}")
         plan, vocab = read_plan(path), self.rig.served.model.vocab
         firsts = [token_prompt(tokens, vocab, f"turn {k}") for k in range(TURNS)]
@@ -41,13 +49,25 @@ class Turns:
         asked = [body_of(COMPLETIONS, prompt, TURN_NEW, name) for prompt in firsts]
         self.rig.say(f"turns: {TURNS} first turns of {tokens} tokens, then second ones", expected_s(plan, tokens, self.rig.prompt))
         whole(asyncio.run(closed_loop(server.address, COMPLETIONS, asked, CLIENTS)), server)
+        before = self._passes(server)
         alone_s, beside_s, seconds = asyncio.run(self._second_turns(server.address, name, firsts))
+        after = self._passes(server)
         whole(seconds, server)
         restored = median(reply.cached_tokens for reply in seconds)
-        limit = restored * plan.model.kv_bytes_per_token / link / 1e9 + 1.5 * alone_s
-        what = f"{restored:.0f} of {tokens + TAIL_TOKENS} tokens restored, median of {TURNS}"
-        yield self.rig.row("second turn, TTFT", what, median(r.ttft_s for r in seconds), limit, "s", "<= 1.15")
-        yield self.rig.row("other rows' steps meanwhile", "mean, over steps before", beside_s, alone_s, "s", "<= 1.05")
+        restoring_s = restored * plan.model.kv_bytes_per_token / link / 1e9
+        limit = restoring_s + 1.5 * alone_s
+        ttfts = sorted(reply.ttft_s for reply in seconds)
+        what = f"{restored:.0f} of {tokens + TAIL_TOKENS} tokens restored, median of {TURNS} from {ttfts[0]:.3f} to {ttfts[-1]:.3f} s"
+        yield self.rig.row("second turn, TTFT", what, median(ttfts), limit, "s", "<= 1.15")
+        bound = 1 + restoring_s / (PASSES * alone_s)
+        what = f"mean, over steps before; one of {PASSES} passes restores: {bound:.3f} at least"
+        yield self.rig.row("other rows' steps meanwhile", what, beside_s, alone_s, "s", "<= 1.05")
+        yield from pass_rows(self.rig, passes_of(before, after))
+
+    def _passes(self, server: Server) -> dict[str, float]:
+        """The server's figures, as new as they are."""
+        time.sleep(TOLD_S)
+        return server.metrics()
 
     async def _second_turns(self, address: Address, name: str, firsts: Sequence[list[int]]) -> tuple[float, float, list[Reply]]:
         """Mean seconds between tokens of a row alone, of one beside second turns; and these."""
