@@ -18,6 +18,9 @@ ALL_ASKED = 0.75
 """A visit that uses at least this share of a layer's experts counts as one of all: experts that are not kept pass through, and all of the
 coming layer's are fetched."""
 
+ALIKE = 1e-3
+"""Of two numbers of missed experts: their difference, of their sum, that does not matter."""
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -127,6 +130,10 @@ class Misses:
     def from_dram(self) -> float:
         """Copied from where DRAM keeps them. None without a GPU."""
         return max(0.0, self.vram - self.dram)
+
+    def is_like(self, other: Misses) -> bool:
+        """Whether visits that miss so many take as long as those that miss ``other``, but for what no price shows."""
+        return all(abs(mine - its) <= ALIKE * (mine + its) for mine, its in ((self.vram, other.vram), (self.dram, other.dram)))
 
 
 def misses(model: ModelSpec, slots: ExpertSlots | None, tokens: int, gpu: bool) -> Misses:

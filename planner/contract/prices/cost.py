@@ -341,7 +341,7 @@ def step_s(prefill: Prefill, step: Price) -> float:
     moved = prefill.moved
     streamed_s = moved.step.of(Resource.h2d) + kv_fill(workload) * moved.step_kv.read.of(Resource.h2d)
     compute_s = decode_compute_s(hardware, model, workload, decisions.batch)
-    streamed = Streamed(streamed_s, moved.head.of(Resource.h2d))
+    streamed = Streamed(streamed_s, moved.head.of(Resource.h2d), moved.ahead.of(Resource.h2d))
     routed = routed_s(hardware, model, decisions.batch, step.of(computing_of(hardware)), compute_s, streamed, missed, moved)
     return max(routed, step.lasts()) + hardware.pass_s
 

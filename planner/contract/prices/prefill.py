@@ -49,8 +49,12 @@ class Moved:
     """A layer's visit that reads any takes so many seconds longer than they are in transit."""
     expert_copied: Price
     """One from DRAM to the card; nothing without one."""
+    last_piece: float
+    """Of that, the share of its last piece."""
     missed: Missed
     """One that a decode step misses in VRAM and not in DRAM."""
+    ahead: Price
+    """Copies of units of which the ring has room for so many beyond the one that computes."""
     streamed: Mapping[UnitKind, int]
     """Units that do not stay where they are computed with."""
     step_streamed: Mapping[UnitKind, int]
@@ -73,11 +77,11 @@ class Moved:
             if count:
                 kv_price += table.kv(layer, tier) * count
         units = total(table.unit(nbytes, lies, home(hardware, lies)) * count for (nbytes, lies), count in placement.alike.items())
-        read, copied, missed = Price(), Price(), Missed(Price())
+        read, copied, missed, pieces = Price(), Price(), Missed(Price()), 1
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
             read = table.brought(nbytes, Tier.ssd, Place.host)
-            copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
+            copied, pieces = table.brought(nbytes, Tier.dram, Place.ring, chunk), -(-nbytes // chunk)
             missed = Missed.of(hardware, model, decisions.experts, decisions.batch, layer * model.layers, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram) if gpu else Price()
@@ -103,7 +107,9 @@ class Moved:
             expert_read=read,
             read_late_s=late_read_s(hardware, model, decisions.weights.ssd.block_bytes, decisions.weights.ssd.queue_depth),
             expert_copied=copied,
+            last_piece=1 / pieces,
             missed=missed,
+            ahead=table.copied(model.attn_max) * decisions.weights.vram.prefetch_distance if gpu else Price(),
             streamed=streamed,
             step_streamed=step_streamed,
             step_bytes=sum(map(placement.unit_bytes, coming)),

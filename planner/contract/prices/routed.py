@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.recording import come_together
+from penstock.planner.contract.decided.recording import come_together, launching
 from penstock.planner.contract.experts.expert_misses import Misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
+from penstock.planner.contract.experts.reading_visits import ReadingVisits, reading_visits
 from penstock.planner.contract.experts.shared_visits import SharedVisits
 from penstock.planner.contract.experts.visit_waits import Line, bent_lines, wait_lines
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -54,6 +55,14 @@ class Routed:
     * **The CPU.** Of k missed experts it may compute j beside the link's copies (``SharedVisits``). k * f is then the later end of both.
       The card computes and launches u - j, and ``compute`` is without as many as the CPU has on average.
     * **Many rows.** Visits that use nearly all experts know the next layer's: as many come ahead as in a prompt.
+    * **One token.** Its visits read or do not (``penstock.planner.contract.experts.reading_visits``). One that reads hides its copies, one
+      that does not waits for these alone. While a visit reads, the link brings what the ring has room for, and no more:
+
+          step >= compute + reads + late * visits that read + copies of the others + streamed copies that nothing hides + LM head
+          step >= reads + late * visits that read + copies of the others + streamed copies - room * visits that read + LM head
+
+      Which visits read follows from what a step is expected to miss. That is not convex in slots, so it is a number here: what the plan
+      misses, or what the program missed when it was solved before. The two bullets behind this one are of other steps.
     * **Both tiers.** Experts of one layer arrive from DRAM and SSD at once, so the slower link counts. A share 1 / sqrt(u) of both adds up.
     * **Late.** A layer that reads asks a drive that is idle, and the host is on the way to it and back: ``late_read_s``, once for all that
       it reads. Of the reads the share 1 / sqrt(u) pays that.
@@ -122,6 +131,10 @@ class Routed:
     """Seconds of a copy while no other rank's link carries, of those while all do."""
     even: float = 0.0
     """See :attr:`penstock.planner.contract.experts.expert_misses.Visit.even`."""
+    asked: int = 0
+    """Experts of a visit of one token that no router names early, beside a card; 0 for any other."""
+    launching_s: float = 0.0
+    """Of a visit, what is launched besides while its experts are copied, where the step is launched and could be recorded."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, batch: int) -> Routed:
@@ -178,6 +191,8 @@ class Routed:
             each_host,
             carried,
             one.even,
+            model.experts.top_k if come_together(hardware.gpu is not None, batch) and not foreseen else 0,
+            max(0.0, launched_meanwhile_s(launching(hardware, model), model, batch) - launched_meanwhile_s(hardware, model, batch)),
         )
 
     def beside(self, streamed: Streamed, missed: Missed) -> Amount:
@@ -204,12 +219,28 @@ class Routed:
 
     def waited(self, missed: Missed, copy_s: float) -> Sequence[Line]:
         """What a visit waits for ``missed`` experts, each of which is copied in ``copy_s``."""
+        left = self._left(missed, copy_s)
+        return wait_lines(left) if missed.odds is None else bent_lines(left, missed.odds, self.even)
+
+    def visits(self, missed: Missed, copy_s: float, last_s: float, expected: Misses, fetch_s: float, late_s: float) -> ReadingVisits:
+        """Of recorded steps that miss as many as ``expected``. ``last_s``: the copy of what the SSD brings last of an expert."""
+        uses = self.asked * self.layers
+        once_s = late_s + max(0.0, last_s * self.link_alone - self.beside_s)
+        odds = expected.from_dram / uses, expected.dram / uses
+        return reading_visits(self._left(missed, copy_s), *odds, fetch_s / self.drive_alone, once_s)
+
+    @property
+    def launched(self) -> Routed:
+        """Where the step is launched kernel after kernel."""
+        return replace(self, beside_s=self.beside_s + self.launching_s, launching_s=0.0)
+
+    def _left(self, missed: Missed, copy_s: float) -> tuple[float, ...]:
         few, many = missed.visits, missed.all_asked
         left = []
         for n in range(len(few.taken)):
             left_s = (1 - self.all_asked) * self._left_s(few, n, copy_s, 0.0)
             left.append(left_s + self.all_asked * self._left_s(many, n, copy_s, self.ahead))
-        return wait_lines(tuple(left)) if missed.odds is None else bent_lines(tuple(left), missed.odds, self.even)
+        return tuple(left)
 
     def _left_s(self, visits: SharedVisits, missed: int, copy_s: float, ahead: float) -> float:
         """Of a visit's wait for ``missed`` experts what nothing goes on beside. ``ahead`` have come unasked for."""
@@ -245,6 +276,12 @@ class Fetched:
     """1 where any is read, else 0."""
     missed: Missed
     """Those that DRAM holds, whoever computes with them."""
+    expected: Misses = Misses()
+    """As many as the step is expected to miss: by these numbers visits read or do not."""
+    last_s: float = 0.0
+    """Of ``copy_s``, the last piece of an expert."""
+    launched: Amount = 1
+    """1 where kernels are launched one after the other, 0 where the step is recorded."""
 
     @property
     def from_dram(self) -> Amount:
@@ -258,6 +295,8 @@ class Streamed:
     all: Amount
     head: Amount = 0
     """Of that, the LM head."""
+    ahead: float = 0.0
+    """What the ring has room for beyond the unit that computes."""
 
 
 def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, fetched: Fetched, unit_s: float = 1.0) -> Iterator[Amount]:
@@ -274,12 +313,37 @@ def held_up(routed: Routed, compute: Amount, step_s: float, streamed: Streamed, 
     most = routed.named * max(step_s * routed.turns, routed.copies_s) / unit_s
     pauses = [most * (none * fetched.any_read + each * read) for none, each in map(behind_last, PAUSE_AT)] if routed.named else []
     follow = sum(count * max(each, copy) for count, each in reads)
+    if routed.asked:
+        yield from _of_one_token(routed, compute, streamed, fetched, unit_s)
+        return
     for line in routed.waited(fetched.missed, fetched.copy_s):
         none, each = (routed.waits * seconds / unit_s for seconds in line)
         missed = routed.turns * routed.layers * none + from_dram * each + known + beside
         yield routed.waits * compute + (1 - routed.apart) * read * copy + routed.apart * follow + missed
         for together in (*readings, *(reading + pause for reading in readings for pause in pauses)):
             yield routed.alone * compute + (1 - routed.apart) * together + routed.apart * (follow + missed)
+
+
+def _of_one_token(routed: Routed, compute: Amount, streamed: Streamed, fetched: Fetched, unit_s: float) -> Iterator[Amount]:
+    """The same of one token's step, by visits that read and visits that do not."""
+    missed, copy_s, turns = fetched.missed, fetched.copy_s, routed.turns
+    reads: Amount = 0
+    reading: Amount = 0
+    visits, hidden_s = ReadingVisits(), 0.0
+    for count, fetch_s, late_s in fetched.read:
+        asked = missed, copy_s, fetched.last_s, fetched.expected, fetch_s, late_s
+        visits = routed.visits(*asked)
+        hidden_s = max(hidden_s, turns * routed.layers * (visits.beyond_s - routed.launched.visits(*asked).beyond_s))
+        reads += count * (turns * (fetch_s / routed.drive_alone + visits.each_s) / unit_s)
+        reading += count * (turns * visits.reading)
+    hidden = fetched.launched * (hidden_s / unit_s)
+    units, from_dram = streamed.all - streamed.head, fetched.from_dram * turns
+    shown = routed.exposed if missed.odds is None else routed.copying * missed.link_last
+    copies = from_dram * (visits.resting * copy_s * routed.link_alone * missed.copied / unit_s)
+    yield reads + units - reading * streamed.ahead + copies + streamed.head
+    for none, each in routed.waited(missed, copy_s):
+        waited = turns * routed.layers * (none / unit_s) + from_dram * (each / unit_s)
+        yield compute - hidden + reads + visits.copying * waited + visits.resting * shown * units + streamed.head
 
 
 def routed_s(
@@ -296,5 +360,6 @@ def routed_s(
     if model.experts is None:
         return 0.0
     read = [(missed.dram, moved.expert_read.of(Resource.ssd), moved.read_late_s)]
-    fetched = Fetched(read, missed.vram, moved.expert_copied.of(Resource.h2d), missed.dram > 0, moved.missed)
+    copy_s = moved.expert_copied.of(Resource.h2d)
+    fetched = Fetched(read, missed.vram, copy_s, missed.dram > 0, moved.missed, missed, moved.last_piece * copy_s, not moved.recorded)
     return max(held_up(Routed.of(hardware, model, batch), compute_s, step_s, streamed, fetched))

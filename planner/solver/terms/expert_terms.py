@@ -8,7 +8,7 @@ import pulp
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, Tier
-from penstock.planner.contract.experts.expert_misses import Visit, visit
+from penstock.planner.contract.experts.expert_misses import Misses, Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.model import ALONE_MORE
 from penstock.planner.contract.prices.beside import Missed
@@ -132,8 +132,8 @@ class ExpertTerms:
         waited = late.copied(most, self._copy_t) if gpu else late.brought(ticks[Resource.ssd], min(self._read_t))
         return Price(ticks) + twice + waited
 
-    def routed_t(self, compute_t: Amount, streamed_t: Streamed) -> Iterator[Amount]:
-        """Ticks of a decode step that its routers hold up: at least each of these."""
+    def routed_t(self, compute_t: Amount, streamed_t: Streamed, launched: Amount) -> Iterator[Amount]:
+        """Ticks of a decode step that its routers hold up: at least each of these. ``launched``: see :class:`Fetched`."""
         if self.experts is None:
             return
         p, tick_s = self._problem, self._tick_s
@@ -141,8 +141,20 @@ class ExpertTerms:
         reads = [(n, t * tick_s, late_s) for n, t, late_s in zip(read, self._read_t, self._late_s, strict=True)]
         copy_s = self._copy_t * tick_s
         missed = self._missed_price if p.hardware.gpu else Missed(Price())
-        fetched = Fetched(reads, copied, copy_s, self.read, missed)
+        pieces = -(-self.experts.expert_bytes // self.chunk_bytes) if self.chunk_bytes else 1
+        fetched = Fetched(reads, copied, copy_s, self.read, missed, p.expected, copy_s / pieces, launched)
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether the step's law goes by what it is expected to miss."""
+        return self.experts is not None and Routed.of(self._problem.hardware, self._problem.model, self._problem.batch).asked > 0
+
+    def expected(self) -> Misses:
+        """What a decode step of the solved program misses."""
+        assert self.experts is not None
+        read, copied = self._missed(self._problem.batch)
+        return Misses(float(pulp.value(copied)), sum(float(pulp.value(n)) for n in read))
 
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
         """Experts of all layers that a pass reads, at each choice of reads, and those that it copies."""

@@ -209,7 +209,8 @@ class Formulation(LinearProgram):
         step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
-        for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), Streamed(streamed_t, self.step_head_t)):
+        moving = Streamed(streamed_t, self.step_head_t, self._ahead_t)
+        for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), moving, launched):
             self.add(self.decode_t >= routed_t)
         self.prefill_t = self.amount("prefill_t")
         passes_t = self.prefill_t - self.kept.restore_t
@@ -246,6 +247,16 @@ class Formulation(LinearProgram):
         step = units.without(Resource.h2d) + Price({Resource.h2d: copies_t})
         step += self.host.step(copies_t, head_t, most_t) if self.host.most else NOTHING
         return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
+
+    @property
+    def _ahead_t(self) -> float:
+        """Ticks to copy the attention units of which the largest ring has room beyond the one that computes."""
+        if not self.gpu:
+            return 0.0
+        slots, forced = max(self.ring_choices), self.problem.force.vram_prefetch_distance
+        ahead = max(0, slots - LIMITS.ring_margin) if forced is None else forced
+        tables = (PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices)
+        return ahead * self.ticks_per_s * max(table.copied(self.problem.model.attn_max).of(Resource.h2d) for table in tables)
 
     def _head_copies(self) -> Amount:
         """Ticks that a step's copies of the LM head take, at the chunk that is chosen: no less, and no more where the CPU may compute some

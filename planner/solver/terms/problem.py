@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.contract.decided.decisions import CachePolicy, ResidentForms
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.experts.expert_misses import Misses
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -27,6 +28,8 @@ class Problem:
     policy: CachePolicy
     batch: int
     forms: ResidentForms = ResidentForms()
+    expected: Misses = Misses()
+    """Experts that a decode step of its answer is expected to miss: by these numbers visits read or do not. That is not convex in slots."""
 
 
 @dataclass(frozen=True)
