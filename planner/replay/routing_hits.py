@@ -13,6 +13,7 @@ from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.model import Experts, ModelSpec
 
 if TYPE_CHECKING:
+    from penstock.planner.contract.experts.host_split import HostSplit
     from penstock.planner.contract.experts.routing import Routings
 
 
@@ -24,14 +25,15 @@ class RoutedModel:
     source: str | None = None
     routings: Routings | None = None
 
-    def in_slots(self, slots: ExpertSlots | None) -> ModelSpec:
-        """The model with what the routings say of both tiers of a plan, acted out in its own ``slots``: up to 2 s."""
+    def in_slots(self, slots: ExpertSlots | None, split: HostSplit | None = None) -> ModelSpec:
+        """The model with what the routings say of both tiers of a plan, acted out in its own ``slots``, of which the CPU computes missed
+        ones by ``split``: up to 2 s."""
         experts = self.model.experts
         if self.routings is None or experts is None or slots is None:
             return self.model
         from penstock.planner.replay.two_tiers import second_tier_of
 
-        weight = second_tier_of(experts, self.routings, slots)
+        weight = second_tier_of(experts, self.routings, slots, split)
         return replace(self.model, routers=replace(experts.routers, second_tier=weight))
 
 

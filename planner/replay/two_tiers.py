@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
+from penstock.planner.contract.experts.expert_misses import apart_in
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_in_all
+from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import SECOND_TIER, Experts
@@ -40,31 +42,34 @@ def second_tier(experts: Experts, routings: Routings, policy: ExpertPolicyName) 
     return _weight(shape, routings, [ExpertSlots(vram, dram, policy) for vram, dram in splits], SECOND_TIER)
 
 
-def second_tier_of(experts: Experts, routings: Routings, slots: ExpertSlots) -> float:
-    """The weight acted out in a plan's own ``slots``. The weight as it is: where a tier keeps none or all, or where layers differ."""
+def second_tier_of(experts: Experts, routings: Routings, slots: ExpertSlots, split: HostSplit | None = None) -> float:
+    """The weight acted out in a plan's own ``slots``, of which the CPU computes missed ones by ``split``. The weight as it is: where a tier
+    keeps none or all, or where layers differ."""
     kept = [kept_in_all(experts, n) for n in (slots.vram_slots, slots.dram_slots)]
     if routings.layers != len(experts.layers) or not 0 < min(kept) <= max(kept) < experts.units:
         return experts.second_tier
-    return _weight(replace(experts, layers=tuple(range(routings.layers))), routings, [slots], experts.second_tier)
+    return _weight(replace(experts, layers=tuple(range(routings.layers))), routings, [slots], experts.second_tier, split)
 
 
-def _weight(experts: Experts, routings: Routings, splits: Sequence[ExpertSlots], otherwise: float) -> float:
+def _weight(experts: Experts, routings: Routings, splits: Sequence[ExpertSlots], otherwise: float, host: HostSplit | None = None) -> float:
     """With which the curve errs least about ``splits``; of weights that do alike the one nearest to ``otherwise``."""
     part = _beginning(routings, max(1, MOST_USES // (routings.layers * routings.top_k)))
     curve = experts.hit_rates if part is routings else hit_curve(part, splits[0].policy)
     weights = np.linspace(0, 1, 101)
     errors = np.zeros(len(weights))
+    counts = 1 - apart_in(MissedExperts.split if host else MissedExperts.copied) * (1 - weights)
     for slots in splits:
         fewer, more = sorted(kept_in_all(experts, n) / routings.layers for n in (slots.vram_slots, slots.dram_slots))
-        found = 1 - missed_by_both(experts, slots, part)
-        errors += (np.interp(more + weights * fewer, range(len(curve)), curve) - found) ** 2
+        found = 1 - missed_by_both(experts, slots, part, host)
+        errors += (np.interp(more + counts * fewer, range(len(curve)), curve) - found) ** 2
     best = weights[errors <= errors.min() + 1e-9]
     return round(float(best[np.abs(best - otherwise).argmin()]), 2)
 
 
-def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings) -> float:
+def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings, split: HostSplit | None = None) -> float:
     """Share of the experts used by decode steps that lie in neither tier, where nothing is fetched ahead. Both begin as a run
-    fills them, and what prompts use comes and goes, too. O(uses), about 10 µs each, for many experts a layer twice that.
+    fills them, and what prompts use comes and goes, too. What the CPU computes by ``split`` does not enter VRAM. O(uses), about 10 µs each,
+    for many experts a layer twice that.
     """
     needs = make_expert_policy(slots.policy, routings.layers, routings.count, routings.top_k).needs_ahead
     scores = None if needs is None else routings.scores.get(needs)
@@ -76,21 +81,26 @@ def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings) -> 
         prompt = not routings.decode[first]
         for layer, chosen in enumerate(routings.experts[first:end].swapaxes(0, 1).astype(np.intp)):
             ahead = scores[first, layer][None] if scores is not None and not prompt and layer + 1 < routings.layers else None
-            read = _visit(vram, dram, layer, Routing(chosen, prompt, ahead))
+            read = _visit(vram, dram, layer, Routing(chosen, prompt, ahead), None if prompt else split)
             missed += 0 if prompt else read
     return missed / (routings.layers * routings.top_k * int(routings.decode.sum()))
 
 
-def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing) -> int:
+def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing, split: HostSplit | None) -> int:
     """How many experts both tiers missed. In the engine's order: experts in VRAM are used first, then those in DRAM, then those that are
     read. After each use VRAM decides what to evict, then DRAM."""
     near = vram.find(layer, routing.experts)
     far = dram.find(layer, near.misses)
     vram.judge(layer, routing)
     dram.judge(layer, routing)
+    aside = {far.hits[at] for at in split.on_host((1,) * len(far.hits))} if split else set()
+    dram.set_aside(aside)
     for expert in near.hits:
         _settle(vram, layer, expert)
     for expert in (*far.hits, *far.misses):
+        if expert in aside:
+            _settle(dram, layer, expert)
+            continue
         vram.take(layer, expert)
         if expert in far.misses:
             dram.take(layer, expert)

@@ -18,6 +18,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.learned import seen_drafts, with_calibration
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
@@ -48,7 +49,8 @@ def make_plan(cfg: SolveConfig) -> Plan:
 
     def solved(vram_bytes: int, dram_bytes: int) -> Plan:
         plan = answer(asked.question.on(asked.question.hardware.less(vram_bytes, dram_bytes)), told)
-        model = asked.hits.in_slots(plan.decisions.experts)
+        decided = plan.decisions
+        model = asked.hits.in_slots(decided.experts, host_split(plan.hardware, plan.model, decided.experts, decided.batch))
         return replace(plan, model=model, prediction=predict(plan.hardware, model, plan.workload, plan.decisions))
 
     plan = solved(0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 from statistics import fmean
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.cli import PROGRAM
-from penstock.planner.contract.experts.expert_misses import Misses
+from penstock.planner.contract.decided.decisions import MissedExperts
+from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.experts.reading_visits import reading_visits
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices import cost
@@ -76,3 +78,10 @@ def step_that_misses(plan: Plan, missed: Misses) -> float:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cost, "misses", lambda *asked: missed)
         return cost.step_s(phases.prefill, phases.prefill.step())
+
+
+def test_what_the_cpu_computes_lies_in_one_tier_alone() -> None:
+    plan = solved(*SHORT)
+    slots = plan.decisions.experts
+    copied, split = (misses(plan.model, replace(slots, host=way), 1, True) for way in (MissedExperts.copied, MissedExperts.split))
+    assert split.vram == copied.vram and 0 < split.dram < copied.dram

@@ -159,7 +159,7 @@ class ExpertTerms:
     def _missed(self, tokens: int) -> tuple[list[pulp.LpVariable], pulp.LpVariable | int]:
         """Experts of all layers that a pass reads, at each choice of reads, and those that it copies."""
         assert self.experts is not None
-        one, name = visit(self.experts, tokens), f"experts_{len(self._fetched)}"
+        one, name = visit(self.experts, tokens, self.host), f"experts_{len(self._fetched)}"
         if one not in self._fetched:
             most = len(self.experts.layers) * one.touched
             copied: pulp.LpVariable | int = 0
