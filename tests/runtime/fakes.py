@@ -322,6 +322,11 @@ class Rig:
         """How far each actor is. Everything else follows from it: which bytes lie where, and what is queued."""
         return (*(t.steps for t in self._threads.values()), self._host_steps, *self.device.done_on.values())
 
+    def state_after(self, actor: str) -> tuple[int, ...]:
+        """The state to which one step of ``actor`` leads."""
+        place = [*self._threads, "host", *self.device.done_on].index(actor)
+        return tuple(steps + (k == place) for k, steps in enumerate(self.state()))
+
     @property
     def over(self) -> bool:
         """Whether compute has done all that it was to do."""

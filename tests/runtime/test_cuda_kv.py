@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,7 @@ def close(got: Generation, wanted: Generation) -> None:
 def test_what_is_restored_goes_on_as_if_it_had_been_computed(
     card: Card, checkpoint: Path, tmp_path: Path, prompts: list[list[int]], planned: tuple[int, int], tier: str | None
 ) -> None:
-    plan = plan_of(checkpoint, *planned)
-    with running(card, plan, checkpoint, None, reuse=False) as run:
-        wanted = run.said(prompts)
+    plan, wanted = plan_of(checkpoint, *planned), without(*card, checkpoint)[len(prompts)]
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
         close(run.said(prompts), wanted)
         for _ in range(2):
@@ -128,12 +127,14 @@ def test_what_is_restored_goes_on_as_if_it_had_been_computed(
     with running(card, plan, checkpoint, tmp_path / "kv") as run:
         close(run.said(prompts), wanted)
         assert run.tokens_from()["ssd"] > 0
-        close(run.said([STEM[:70]]), _without(card, plan, checkpoint, [STEM[:70]]))
+        close(run.said([STEM[:70]]), without(*card, checkpoint)[0])
 
 
-def _without(card: Card, plan: Plan, checkpoint: Path, prompts: list[list[int]]) -> Generation:
-    with running(card, plan, checkpoint, None, reuse=False) as run:
-        return run.said(prompts)
+@cache
+def without(open_card: Callable[[], CopyDevice], device: torch.device, checkpoint: Path) -> dict[int, Generation]:
+    """What is said where nothing is kept: to so many of ``PROMPTS``; to a short one at 0. Where pages are kept changes nothing of it."""
+    with running((open_card, device), plan_of(checkpoint, 0, 0), checkpoint, None, reuse=False) as run:
+        return {count: run.said(PROMPTS[:count] or [STEM[:70]]) for count in (0, 1, 3)}
 
 
 @pytest.mark.parametrize("card", CARDS)

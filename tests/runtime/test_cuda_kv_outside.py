@@ -3,7 +3,9 @@ memory is all but the arena."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.engine.generate import Generation
+from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.test_cuda_kv import PAGE, PROMPTS, STEM, Card, close, plan_of, running
 from tests.support import save_tiny
@@ -76,22 +79,28 @@ def test_what_is_restored_into_dram_goes_on_as_if_it_had_been_computed(
         slots = run.session.prefix._tiers.slots
         assert slots.any_on_host and (slots.card_bytes > 0) == (IN_VRAM[case] > 0)
         assert run.session.prefix.facts()["failures"] == 0
-    for plan_after, directory in ((plan, "kv"), (usual, "kv"), (plan, "usual")):
+    for plan_after, directory in ((usual, "kv"), (plan, "usual")):  # and so what ``plan`` keeps is its own to restore
         with running(card, plan_after, checkpoint, tmp_path / directory) as run:
             close(run.said(prompts), wanted)
             assert run.tokens_from()["ssd"] > 0 and run.session.prefix.facts()["failures"] == 0
+
+
+BATCHES = [[STEM[:70]], [STEM, STEM[:70]], [[*STEM, *range(1, 30)]], [STEM[:70], [9, *STEM[:50]], STEM[:100]]]
+
+
+@cache
+def without_reuse(open_card: Callable[[], CopyDevice], device: torch.device, checkpoint: Path) -> list[Generation]:
+    """What is said to ``BATCHES`` where nothing is kept."""
+    with running((open_card, device), split(checkpoint, 3), checkpoint, None, reuse=False) as run:
+        return [run.said(prompts) for prompts in BATCHES]
 
 
 @cards
 @pytest.mark.parametrize("anew", [False, True], ids=["in the pool", "in DRAM"])
 def test_a_longer_prompt_goes_on_from_what_layers_in_dram_were_given(card: Card, checkpoint: Path, anew: bool) -> None:
     """Batches of other sizes and lengths follow one another in the same regions of DRAM."""
-    plan = split(checkpoint, 3)
-    batches = [[STEM[:70]], [STEM, STEM[:70]], [[*STEM, *range(1, 30)]], [STEM[:70], [9, *STEM[:50]], STEM[:100]]]
-    with running(card, plan, checkpoint, None, reuse=False) as run:
-        wanted = [run.said(prompts) for prompts in batches]
-    with running(card, plan, checkpoint, None) as run:
-        for prompts, want in zip(batches, wanted, strict=True):
+    with running(card, split(checkpoint, 3), checkpoint, None) as run:
+        for prompts, want in zip(BATCHES, without_reuse(*card, checkpoint), strict=True):
             close(run.said(prompts, anew), want)
         facts = run.session.prefix.facts()
         assert [sum(r["restored_tokens"].values()) for r in facts["requests"]] == [0, 64, 64, 192, 64, 0, 96] and facts["failures"] == 0

@@ -112,8 +112,15 @@ def alike(got: Generation, want: Generation) -> None:
         assert torch.allclose(one.float(), other.float(), atol=0.02 * other.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
-@pytest.mark.parametrize("case", ["all of the head", "some beside resident and streamed blocks", "some beside FFNs"])
+@pytest.mark.parametrize(
+    ("case", "tied"),
+    [
+        pytest.param("all of the head", True, id="all of the tied head"),
+        pytest.param("some beside resident and streamed blocks", False, id="some beside resident and streamed blocks"),
+        pytest.param("some beside FFNs", True, id="some of the tied head beside FFNs"),
+        pytest.param("some beside FFNs", False, id="some beside FFNs"),
+    ],
+)
 def test_what_the_cpu_computes_of_an_f16_models_head_is_what_transformers_says(
     case: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

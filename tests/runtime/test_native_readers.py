@@ -414,28 +414,27 @@ from penstock.runtime.reading.layout import Extent
 from penstock.runtime.reading.native_readers import NativeReaders
 from penstock.runtime.reading.reader import ReadPool
 
-path, how = Path(sys.argv[1]), sys.argv[2]
-pool = ReadPool(4, 4096)
-assert isinstance(pool._readers, NativeReaders)
-into = memoryview(mmap.mmap(-1, 1 << 18))
-for k in range(400):
-    pool.read((Extent(path, k, 100_000, 0),), into, lambda error: None)
-if how != "exit":
-    child = os.fork()
-    if not child:
-        if how == "fork and close":
-            pool.close()
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    pool.close()
+for how in ("fork", "fork and close", "exit"):
+    pool = ReadPool(4, 4096)
+    assert isinstance(pool._readers, NativeReaders)
+    into = memoryview(mmap.mmap(-1, 1 << 18))
+    for k in range(400):
+        pool.read((Extent(Path(sys.argv[1]), k, 100_000, 0),), into, lambda error: None)
+    if how != "exit":
+        child = os.fork()
+        if not child:
+            if how == "fork and close":
+                pool.close()
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7, how
+        pool.close()
 print("ended")
 """
 
 
-@pytest.mark.parametrize("how", ["fork", "fork and close", "exit"])
-def test_a_process_with_reads_under_way_ends(content: tuple[Path, bytes], how: str) -> None:
-    """Without closing; and a fork, which has no threads."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ENDING, str(content[0]), how]
+def test_a_process_with_reads_under_way_ends(content: tuple[Path, bytes]) -> None:
+    """Without closing; and its forks, which have no threads, closing and not."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", ENDING, str(content[0])]
     ran = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=HANGS_S)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "ended\n", "")
 

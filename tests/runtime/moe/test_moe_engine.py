@@ -205,15 +205,14 @@ def test_what_readers_copy_on_gives_the_unstreamed_logits(
     assert facts["dram"]["misses"] and (card.carried or rows > 1), "where more are missing than there are slots, the consumer copies"
 
 
-@pytest.mark.parametrize("policy", list(ExpertPolicyName))
-def test_no_policy_changes_what_is_said(
-    checkpoint: Path, unstreamed: Generation, policy: ExpertPolicyName, request: pytest.FixtureRequest
-) -> None:
-    """Each with a card for two of the families, and without one for the others."""
-    family = request.node.callspec.params["checkpoint"]
-    gpu = (list(FAMILIES).index(family) + list(ExpertPolicyName).index(policy)) % 2 == 1
-    experts = slots(checkpoint, "some" if gpu else None, "some", policy=policy, prefetch=1, read_ahead=int(gpu))
-    same(run(checkpoint, experts, gpu)[0], unstreamed)
+def test_no_policy_changes_what_is_said(checkpoint: Path, unstreamed: Generation, request: pytest.FixtureRequest) -> None:
+    """Each with a card for one of the families, and without one for another."""
+    family = list(FAMILIES).index(request.node.callspec.params["checkpoint"])
+    for number, policy in enumerate(ExpertPolicyName):
+        turn = (family - number) % len(FAMILIES)
+        if turn < 2:
+            experts = slots(checkpoint, "some" if turn else None, "some", policy=policy, prefetch=1, read_ahead=turn)
+            same(run(checkpoint, experts, gpu=turn == 1)[0], unstreamed)
 
 
 def test_a_packed_store_and_prompts_in_chunks_say_the_same(checkpoint: Path, tmp_path: Path) -> None:
