@@ -60,18 +60,23 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("llama"))
 
 
+@pytest.fixture(scope="module")
+def unstreamed(checkpoint: Path) -> Generation:
+    return _expect(checkpoint)
+
+
 @pytest.mark.parametrize("case", TWO_TIERS)
-def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
+def test_two_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Generation, case: str) -> None:
     with opened(plan_for(checkpoint, decisions(**TWO_TIERS[case])), checkpoint) as session:
-        _same(_run(session), _expect(checkpoint))
+        _same(_run(session), unstreamed)
         assert session.engine.dram.cache.stats.peak_layers <= session.engine.dram.slots
 
 
 @pytest.mark.parametrize("case", THREE_TIERS)
-def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, case: str) -> None:
+def test_three_tiers_give_the_unstreamed_logits(checkpoint: Path, unstreamed: Generation, case: str) -> None:
     plan = plan_for(checkpoint, decisions(gpu=True, **THREE_TIERS[case]), gpu=True)
     with opened(plan, checkpoint, HostCopier()) as session:
-        _same(_run(session), _expect(checkpoint))
+        _same(_run(session), unstreamed)
 
 
 @pytest.mark.parametrize(("model_type", "tied"), MODELS)

@@ -77,7 +77,7 @@ def plans(draw: st.DrawFn) -> Callable[[Path, bool], Plan]:
     return make
 
 
-SOME = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SOME

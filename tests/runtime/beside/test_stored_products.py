@@ -6,6 +6,7 @@ those with whole numbers do (product_fixed.h), and round inputs, too: test_fixed
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -30,6 +31,22 @@ FIXED = (*BY_WORDS, "INT8", "Q8_0")
 WORDS_ROWS = 4
 
 
+Stored = dict[str, tuple[str, dict[str, torch.Tensor]]]
+
+
+@cache
+def drawn(rows: int, columns: int, seed: int) -> tuple[Stored, torch.Tensor]:
+    """The same for every instruction set, and how far the generator then is."""
+    torch.manual_seed(seed)
+    return coded_matrices(rows, columns), torch.get_rng_state()
+
+
+def matrices(rows: int, columns: int, seed: int) -> Stored:
+    found, state = drawn(rows, columns, seed)
+    torch.set_rng_state(state)
+    return found
+
+
 @pytest.fixture(params=LEVELS, ids=lambda level: level.name, scope="module")
 def pool(request: pytest.FixtureRequest) -> Iterator[HostPool]:
     with HostPool(2, level=request.param) as made:
@@ -39,19 +56,20 @@ def pool(request: pytest.FixtureRequest) -> Iterator[HostPool]:
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: int, columns: int) -> None:
     """Weights are decoded to the same bits and summed in the same order; tiles sum in an order of their own, and words their groups."""
-    torch.manual_seed(rows)
-    for name, (form, parts) in coded_matrices(rows, columns).items():
+    for name, (form, parts) in matrices(rows, columns, rows).items():
         plain = torch.empty(rows, columns, dtype=torch.bfloat16)
         CODINGS[form].decode(parts, plain)
         stored, decoded = host_matrix_of(form, parts), host_matrix_of("BF16", {"weight": plain})
         assert stored is not None and decoded is not None, name
         assert stored.bytes <= sum(part.nbytes * (2 if part.dtype.itemsize < 4 else 1) for part in parts.values()), name
+        columns_of = plain.double().T
+        sizes = columns_of.abs()
         for tokens in (1, 2, 3, 4, 6):
             x = torch.randn(tokens, columns).bfloat16()
             out, same = torch.empty(2, tokens, rows, dtype=torch.bfloat16)
             pool.product(stored, x, out)
             pool.product(decoded, x, same)
-            exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
+            exact, size = x.double() @ columns_of, x.double().abs() @ sizes
             level = pool.told().level
             by_words = {Level.portable: (), Level.avx2: FIXED}.get(level, BY_WORDS)
             words = name.startswith(by_words) and tokens <= WORDS_ROWS and columns % 32 == 0
@@ -66,8 +84,7 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_a_stored_product_of_f16_is_that_with_the_matrix_decoded_to_f16(pool: HostPool, rows: int, columns: int) -> None:
     """Inputs are rounded with AVX2 alone. By words and by groups weights are not rounded, neither to their scale's type nor to F16."""
-    torch.manual_seed(rows)
-    for name, (form, parts) in coded_matrices(rows, columns).items():
+    for name, (form, parts) in matrices(rows, columns, rows).items():
         stored = host_matrix_of(form, parts)
         assert stored is not None
         if form == "lossless":
@@ -76,10 +93,12 @@ def test_a_stored_product_of_f16_is_that_with_the_matrix_decoded_to_f16(pool: Ho
         plain = torch.empty(rows, columns, dtype=torch.float16)
         CODINGS[form].decode(parts, plain)
         scales = [part for part in parts.values() if part.dtype == torch.bfloat16]
+        columns_of = plain.double().T
+        sizes = columns_of.abs()
         for tokens in (1, 2, 3, 4, 6, 17):
             x, out = torch.randn(tokens, columns).half(), torch.empty(tokens, rows, dtype=torch.float16)
             pool.product(stored, x, out)
-            exact, size = x.double() @ plain.double().T, x.double().abs() @ plain.double().abs().T
+            exact, size = x.double() @ columns_of, x.double().abs() @ sizes
             level = pool.told().level
             unrounded = name.startswith(FIXED if level is Level.avx2 else (*BY_WORDS, "INT8")) and level >= Level.avx2
             rounded = 2**-12 + (2**-9 if scales else 0) if unrounded and not name.startswith(EXACT) else 0
@@ -152,13 +171,12 @@ def test_an_ffn_of_several_formats_gives_each_the_inputs_in_its_own_order(
     pool: HostPool, forms: tuple[str, str, str], dtype: torch.dtype
 ) -> None:
     """Few rows of inputs are put into the order of up's format; gate may have another."""
-    torch.manual_seed(1)
     made, plain = [], []
     for form, (rows, columns) in zip(forms, ((256, 512), (256, 512), (96, 256)), strict=True):
+        stored_by_name = matrices(rows, columns, 1)
         kept = torch.empty(rows, columns, dtype=torch.bfloat16).normal_(std=0.02)
         if form != "BF16":
-            name = next(key for key in coded_matrices(rows, columns) if key.split(" ")[0] == form)
-            stored, parts = coded_matrices(rows, columns)[name]
+            stored, parts = next(found for key, found in stored_by_name.items() if key.split(" ")[0] == form)
             CODINGS[stored].decode(parts, kept)
         made.append(host_matrix_of(stored if form != "BF16" else form, parts if form != "BF16" else {"weight": kept}))
         plain.append(kept)
