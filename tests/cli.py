@@ -8,8 +8,11 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -48,8 +51,36 @@ def process(program: str, *args: str, cwd: Path, **env: str) -> subprocess.Compl
     return subprocess.run([sys.executable, "-c", code, *args], cwd=cwd, env=environment, capture_output=True, text=True, timeout=HANGS_S)
 
 
+ASKED_OF = {
+    "solver.planning": "choose",
+    "solver.impossible": "optimum",
+    "solver.layer_counts": "optimum",
+    "solver.ranks_choice": "optimum",
+    "explain.explanation": "optimum",
+}
+"""Where a verb asks the integer program, and by which name."""
+
+
+@cache
+def answers() -> dict[tuple[str, str], Any]:
+    """What the program answered commands of this process, by who was asked and the whole question."""
+    return {}
+
+
+def remembered(ask: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """``ask`` that solves no question again which an earlier command has asked: half of all commands are about the same few."""
+
+    def asked(question: Any) -> Any:
+        key = (ask.__qualname__, repr(question))
+        if key not in answers():
+            answers()[key] = ask(question)
+        return answers()[key]
+
+    return asked
+
+
 def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """What ``process`` returns, without a process: its start takes longer than most commands."""
+    """What ``process`` returns, without a process: its start takes longer than most commands, and solves the same anew."""
     said, complained = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd))
@@ -57,6 +88,9 @@ def command(program: str, *args: str, cwd: Path, **env: str) -> subprocess.Compl
         stack.enter_context(mock.patch.object(sys, "argv", [program, *args]))
         stack.enter_context(contextlib.redirect_stdout(said))
         stack.enter_context(contextlib.redirect_stderr(complained))
+        for room, name in ASKED_OF.items():
+            module = importlib.import_module(f"penstock.planner.{room}")
+            stack.enter_context(mock.patch.object(module, name, remembered(getattr(module, name))))
         left = stack.enter_context(pytest.raises(SystemExit))
         importlib.import_module(f"penstock.{program}.cli").main()
     return subprocess.CompletedProcess([program, *args], left.value.code or 0, said.getvalue(), complained.getvalue())
