@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -188,7 +190,8 @@ def test_who_has_no_profile_is_told_where_one_is_looked_for(tmp_path: Path) -> N
 
 
 def test_a_plan_of_a_server_is_to_be_served(tmp_path: Path) -> None:
-    said = command("planner", *SOLVE, "workload=serve", "workload.clients=2", cwd=tmp_path).stdout
+    served = ("workload=serve", "workload.clients=2", "force.prefill_chunk_tokens=512")
+    said = command("planner", *SOLVE, *served, cwd=tmp_path).stdout
     assert "then: runtime serve plan=plan.yaml" in said
     assert "then: runtime run plan=plan.yaml" in command("planner", *SOLVE, cwd=tmp_path).stdout
 
@@ -366,16 +369,29 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def on_terminal(*arguments: str, cwd: Path) -> str:
-    """What the planner writes where stdout is a terminal."""
+ON_TERMINAL = """
+import sys
+from penstock.planner.cli import main
+for verb in VERBS:
+    sys.argv = ['planner', *verb]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, ended.code
+    print('ended', verb[0], flush=True)
+"""
+
+
+def on_terminal(verbs: Sequence[Sequence[str]], cwd: Path) -> list[str]:
+    """What the planner writes for each of ``verbs`` where stdout is a terminal."""
     import os
     import pty
 
-    code = "import sys; sys.argv[0] = 'planner'; from penstock.planner.cli import main; main()"
     ours, theirs = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     env.pop("NO_COLOR", None)
-    with subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=cwd, env=env, stdout=theirs, stderr=theirs) as process:
+    code = ON_TERMINAL.replace("VERBS", repr(verbs))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=cwd, env=env, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         said = b""
         while True:
@@ -387,14 +403,14 @@ def on_terminal(*arguments: str, cwd: Path) -> str:
                 break
             said += piece
     os.close(ours)
-    assert process.returncode == 0
-    return said.decode()
+    assert process.returncode == 0, said.decode()
+    return re.split("ended [a-z]+\r\n", said.decode())[:-1]
 
 
-@pytest.mark.parametrize("verb", [SOLVE, ("explain", "hardware=cpu", "model=demo"), ("diff", "a.yaml", "b.yaml"), ("doctor",)])
-def test_colours_are_for_terminals_alone(verb: tuple[str, ...], tmp_path: Path) -> None:
-    if verb[0] == "diff":
-        command("planner", *SOLVE, "out=a.yaml", cwd=tmp_path)
-        command("planner", *SOLVE, "hardware.vram_bytes=6GB", "out=b.yaml", cwd=tmp_path)
-    assert "\x1b[" in on_terminal(*verb, cwd=tmp_path)
-    assert "\x1b" not in command("planner", *verb, cwd=tmp_path).stdout
+def test_colours_are_for_terminals_alone(tmp_path: Path) -> None:
+    verbs = (SOLVE, ("explain", "hardware=cpu", "model=demo"), ("diff", "a.yaml", "b.yaml"), ("doctor",))
+    command("planner", *SOLVE, "out=a.yaml", cwd=tmp_path)
+    command("planner", *SOLVE, "hardware.vram_bytes=6GB", "out=b.yaml", cwd=tmp_path)
+    for verb, said in zip(verbs, on_terminal(verbs, tmp_path), strict=True):
+        assert "\x1b[" in said, verb
+        assert "\x1b" not in command("planner", *verb, cwd=tmp_path).stdout, verb

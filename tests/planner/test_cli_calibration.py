@@ -38,7 +38,7 @@ def test_solve_goes_by_what_runs_found_and_says_so_unless_told_not_to(tmp_path: 
 
 
 def test_explain_is_of_the_machine_as_runs_found_it_and_says_so(tmp_path: Path) -> None:
-    env, asked = calibrated(tmp_path), ("hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=6GB")
+    env, asked = calibrated(tmp_path), ("hardware=rtx5080", "model=llama8b")
     own, off = (command("planner", "explain", *asked, *more, cwd=tmp_path, **env) for more in ((), ("calibration=off",)))
     assert own.returncode == off.returncode == 0, own.stderr + off.stderr
     assert "note: calibrated by 1 run" in own.stdout and "calibrated" not in off.stdout

@@ -82,6 +82,7 @@ def solved_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (explanation_module, margins_module, purchases_module, one_more_module):
             patch.setattr(module, "fastest", remembered)
+        patch.setattr(explanation_module, "optimum", remembered)  # which neighbours are solved by
         yield
 
 

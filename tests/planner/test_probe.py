@@ -19,7 +19,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
 from penstock.planner.contract.config.better_profile import read_earlier
 from penstock.planner.contract.config.config_schema import HardwareConfig
-from penstock.planner.probe import cpu_rates, measure, runtime_rates
+from penstock.planner.probe import cpu_rates, layer_launch, measure, runtime_rates
 from penstock.planner.probe import scratch_file as scratch
 from penstock.planner.probe import ssd_rates as ssd
 from penstock.planner.probe.bus_rate import Reading, measure_bus, thread_counts
@@ -58,6 +58,8 @@ def small(monkeypatch, tmp_path):
         monkeypatch.setattr(module, "LEAST_BYTES", MIB)
     monkeypatch.setattr(ssd, "WRITE_BYTES", MIB)
     monkeypatch.setattr(measure, "QUICK", TINY)
+    for name in ("WARM_UP_S", "LEAST_S"):
+        monkeypatch.setattr(layer_launch, name, 0.01)
     yield
     gc.collect()
 

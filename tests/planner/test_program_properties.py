@@ -27,7 +27,7 @@ from tests.planner.small import MB, blocks, gpu, machine, model, with_units, wor
 SLOWER = 1.005 * (1 + 1e-6)
 PHASES = (Phase.explicit, Phase.generate)
 """No shrinking: one example of the brute force takes a second."""
-QUICK = settings(max_examples=100, deadline=None, derandomize=True)
+QUICK = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 @st.composite
@@ -90,7 +90,7 @@ def test_every_plan_holds_every_rule_and_costs_what_the_program_says(data):
     assert predicted.vram_bytes <= hardware.vram_bytes and predicted.dram_bytes <= hardware.dram_bytes
 
 
-@settings(QUICK, max_examples=60)
+@settings(QUICK, max_examples=30)
 @given(st.data())
 def test_more_memory_or_bandwidth_never_predicts_slower(data):
     m = data.draw(models())

@@ -54,10 +54,8 @@ def step_s(plan: Plan, routers: DrawnRouters | None = None) -> float:
     ("hardware", "model", "rows"),
     [
         ("h100", "mixtral8x7b", 1),
-        ("rtx4090", "mixtral8x7b", 1),
         ("h200", "glm-4.5-air", 1),
         ("rtx4090", "qwen3-30b-a3b", 1),
-        ("rtx4090", "mixtral8x7b", 4),
         ("rtx5080", "mixtral8x7b", 2),
         ("rtx5080", "mixtral8x7b", 16),
     ],
