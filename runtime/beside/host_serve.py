@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import os
+import weakref
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import torch
@@ -62,6 +64,7 @@ class HostServe:
         if not self._served:
             raise MemoryError("the CPU's units got no scratch memory")
         self._begun = False
+        self._unclosed = weakref.finalize(self, _let_go, self._library.pool_abandon, pool, self._served, os.getpid())
 
     def begin_step(self, rows: int | None = None) -> None:
         """The card will ask for all units, in order, with so many rows: all that the buffers hold where it is not said.
@@ -102,6 +105,7 @@ class HostServe:
     def close(self) -> None:
         """Abandon what is not done, and free memory."""
         self.abandon()
+        self._unclosed.detach()
         if self._served:
             self._rest()
             self._library.served_close(self._served)
@@ -145,6 +149,8 @@ class WokenServe(HostServe):
     ) -> None:
         super().__init__(pool, units, rows, ask, done, x, y, near)
         self._looker = looker
+        self._unclosed.detach()
+        self._unclosed = weakref.finalize(self, _let_go, self._library.looker_abandon, looker, self._served, os.getpid())
 
     def _begin(self, rows: int) -> None:
         self._library.looker_step(self._looker, self._open, rows)
@@ -155,6 +161,13 @@ class WokenServe(HostServe):
     def _rest(self) -> None:
         self._library.looker_rest(self._looker)
         super()._rest()
+
+
+def _let_go(abandon: Callable[[int, int], None], whom: int, served: int, process: int) -> None:
+    """Of a step that nobody closes, as where an interrupt ends the interpreter: threads leave its memory before that is freed. A process
+    that was forked has none of them."""
+    if os.getpid() == process:
+        abandon(whom, served)
 
 
 def _check(tensor: torch.Tensor, dtype: torch.dtype, least: int, name: str) -> None:

@@ -223,7 +223,7 @@ import os, signal, time
 from tests.runtime.beside.test_host_serve import Asking, HostPool, ROWS, HIDDEN, normal
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-for asked in (0, 1):
+for asked in (0, 0, 0, 1):
     process = os.fork()
     if not process:
         made = Asking(HostPool(2), woken=True)
@@ -233,15 +233,16 @@ for asked in (0, 1):
         time.sleep(60)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
 """
-"""Two processes that import torch once between them."""
+"""Processes that import torch once between them."""
 
 
 def test_a_process_ends_by_an_interrupt_while_a_thread_looks() -> None:
-    """In the middle of a step that nobody goes on with, and that nobody closes: before its first unit, and before its second one."""
+    """In the middle of a step that nobody goes on with, and that nobody closes: before its first unit, and before its second one. Three of
+    five ended by SIGSEGV, since the interpreter freed what the thread was reading."""
     run = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", INTERRUPTED]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=CLI_HANGS_S, check=False)
-    ended = [int(status) for status in done.stdout.split()]
-    assert done.stderr.count("KeyboardInterrupt") == 2 and len(ended) == 2 and all(ended), (ended, done.stderr)
+    assert [int(status) for status in done.stdout.split()] == [-signal.SIGINT] * 4, done.stderr
+    assert done.stderr.count("KeyboardInterrupt") == 4
 
 
 def states(name: str) -> list[str]:
