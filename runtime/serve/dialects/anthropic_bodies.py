@@ -168,6 +168,7 @@ def anthropic_asked(body: AnthropicTalk, talk: Talk) -> TalkAsked:
         named=named,
         parallel=not (body.tool_choice is not None and body.tool_choice.disable_parallel_tool_use),
         schema=None if form is None else form.schema_,
+        schema_key="output_config.format",
         options={**_thinking(body, talk), **(body.chat_template_kwargs or {})},
         continued=messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -14,6 +15,8 @@ from penstock.runtime.serve.dialects.wrong_request import WrongRequest
 
 BLANKS = r"[ \n\t\r]{0,64}"
 """Between JSON's tokens, and before a reply. It is bounded: a reply must not be able to go on with blanks for ever."""
+_OWN_LINE = re.compile(r" *\d+ \| ")
+"""A line of the grammar, as llguidance shows where it is wrong."""
 
 
 class Marks:
@@ -134,9 +137,13 @@ def check_grammar(grammar: str, parts: Mapping[str, Mapping[str, Any] | bool]) -
 
 
 def _refusal(grammar: str) -> str:
-    """Its first line, which is all that is not the grammar itself; nothing where there is none."""
+    """In one line, what comes before the grammar itself; nothing where there is none."""
     wrong, said = LLMatcher.validate_grammar_with_warnings(grammar)
-    return said[0].splitlines()[0].rpartition("JSON schema: ")[2][:500] if wrong else ""
+    if not wrong:
+        return ""
+    lines = itertools.takewhile(lambda line: not _OWN_LINE.match(line), said[0].splitlines())
+    words = [line.strip() for line in lines if line.strip(" ^")]  # a pattern is quoted, with marks below what is wrong
+    return " ".join(words).rpartition("JSON schema: ")[2][:500]
 
 
 def _words(schema: Any) -> Iterable[tuple[str, Any]]:

@@ -62,7 +62,11 @@ class Talk:
         self._reasoning = find_reasoning(vocabulary)
         self._own = getattr(self._tokenizer, "response_template", None)
         self._calls = find_calls(self._template, self._own)
-        self._reserved = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, *self._tokenizer.special_tokens_map}
+        self._reserved = {
+            "messages",
+            *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters,
+            *self._tokenizer.special_tokens_map,
+        }
 
     @property
     def reasoning_key(self) -> str:
@@ -164,7 +168,7 @@ class Talk:
                 schemas[f"tools.{tool.name}.parameters"] = tool.parameters
             bodies.append(form.write(self._marks, allowed, asked.parallel))
         if asked.schema is not None and asked.choice != "required":
-            schemas["response_format"] = asked.schema
+            schemas[asked.schema_key] = asked.schema
             bodies.append(f"{self._marks.text(_FINAL) if marks == HARMONY else ''} {schema_rule(asked.schema)}")
         if not bodies:
             return None if form is None else self._calling(asked, allowed, form, prompt)

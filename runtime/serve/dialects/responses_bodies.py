@@ -204,6 +204,7 @@ def responses_asked(body: ResponsesTalk, talk: Talk) -> TalkAsked:
         named=named,
         parallel=body.parallel_tool_calls is not False,
         schema=_schema(body.text),
+        schema_key="text.format",
         options={
             **effort_options(None if body.reasoning is None else body.reasoning.effort, talk),
             **_verbosity(body.text, talk),

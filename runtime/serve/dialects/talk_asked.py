@@ -44,6 +44,8 @@ class TalkAsked:
     """Whether a reply may call several times."""
     schema: Mapping[str, Any] | bool | None = None
     """JSON schema that the reply's text keeps to; None: any text."""
+    schema_key: str = "response_format"
+    """Under which key of the body it came."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """For the template, such as ``enable_thinking``."""
     continued: bool = False

@@ -16,6 +16,11 @@ ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType({
     500: "api_error", 503: "overloaded_error", 504: "timeout_error",
 })  # fmt: skip
 
+SAID = "messages"
+"""As ``param``: what is to be answered, whatever the path calls it."""
+SAID_KEYS: Mapping[str, str] = MappingProxyType({"/v1/completions": "prompt", "/v1/responses": "input"})
+"""What a path calls it where it is not ``SAID``."""
+
 
 class ApiError(Exception):
     """Ends a request with ``status``, or its stream with an error event. ``param`` is the key of the body that is wrong, ``code`` a word
@@ -25,10 +30,11 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code, self.retry_after_s = status, message, param, code, retry_after_s
 
-    def openai(self) -> dict[str, Any]:
-        """``{"error": {"message", "type", "param", "code"}}``"""
+    def openai(self, path: str = "") -> dict[str, Any]:
+        """``{"error": {"message", "type", "param", "code"}}``, with the keys of ``path``."""
         kind = OPENAI_TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        param = SAID_KEYS.get(path, SAID) if self.param == SAID else self.param
+        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
         """``{"type": "error", "error": {"type", "message"}}``"""

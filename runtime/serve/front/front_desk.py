@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from penstock.runtime.asked.prompts import Vocabulary
 from penstock.runtime.serve.dialects.model_talk import Talk
-from penstock.runtime.serve.front.api_errors import ApiError, wrong
+from penstock.runtime.serve.front.api_errors import SAID, ApiError, wrong
 from penstock.runtime.serve.front.asking import Asking, Usage, Wanted
 from penstock.runtime.serve.front.callers import Caller, Crowd, Keys
 from penstock.runtime.serve.front.front_limits import FrontLimits
@@ -79,11 +79,12 @@ class Front:
         """Of a prompt of so many ``tokens``, behind which ``asked`` are wanted; None: it is too long whatever is."""
         own = self.limits.prompt_tokens
         if own is not None and tokens > own:
-            return wrong("prompt", f"a prompt of {tokens} tokens; this server takes {own} at most", "context_length_exceeded")
+            message = f"The prompt has {tokens} tokens; this server takes {own} at most. Shorten the prompt."
+            return ApiError(400, message, param=SAID, code="context_length_exceeded")
         message = f"This model's maximum context length is {self.capacity_tokens} tokens; the prompt has {tokens}"
         message += "." if asked is None else f" and {max(asked, 1)} were asked for."
         message += " Shorten the prompt." if asked is None else " Shorten the prompt, or ask for fewer tokens."
-        return ApiError(400, message, param="messages", code="context_length_exceeded")
+        return ApiError(400, message, param=SAID, code="context_length_exceeded")
 
     def check_model(self, name: str) -> None:
         """ApiError 404 for a model that is not served."""

@@ -122,7 +122,7 @@ def error_response(path: str, error: ApiError) -> Response:
         headers["connection"] = "close"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    body = error.anthropic() if path.startswith(ANTHROPIC) else error.openai()
+    body = error.anthropic() if path.startswith(ANTHROPIC) else error.openai(path)
     return JSONResponse(body, error.status, headers)
 
 

@@ -12,6 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from penstock.planner.common.outside.installed import installed_version
 from penstock.runtime.asked.prompts import LongText
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
 from penstock.runtime.serve.front.api_errors import ApiError, fault
@@ -25,7 +26,7 @@ ROUTERS = (machine_routes.router, chat_route.router, completions_route.router, r
 
 def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Callable[[str], None]) -> ASGIApp:
     """All that a server answers. ``origins``: of web pages that may ask it, none by default."""
-    app = FastAPI(title="Penstock", docs_url=None, redoc_url=None)
+    app = FastAPI(title="Penstock", version=installed_version("penstock") or "source tree", docs_url=None, redoc_url=None)
     for make in ROUTERS:
         app.include_router(make(front))
     describe(app, front.model)
@@ -51,7 +52,8 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
     async def of_path(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         words = {404: "no such path; see /openapi.json", 405: f"{request.method} is not for this path; see /openapi.json"}
-        answer = error_response(request.url.path, ApiError(error.status_code, words.get(error.status_code, "the body cannot be read")))
+        message = words.get(error.status_code, "the body is no text in UTF-8; send JSON in UTF-8")
+        answer = error_response(request.url.path, ApiError(error.status_code, message))
         answer.headers.update(error.headers or {})
         return answer
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from penstock.planner.common.outside.installed import installed_version
 from penstock.runtime.serve.dialects.bodies import Body
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.routes.chat_route import ChatBody
@@ -40,8 +41,8 @@ WRONG = [
     ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
-    ({"prompt": "a", "max_tokens": CAPACITY}, "messages"),
-    ({"prompt": "a" * CAPACITY}, "messages"),
+    ({"prompt": "a", "max_tokens": CAPACITY}, "prompt"),
+    ({"prompt": "a" * CAPACITY}, "prompt"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
     ({"prompt": "a", "seed": 2**63}, "seed"),
 ]
@@ -72,6 +73,9 @@ def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
 
 
 MANY: tuple[Any, ...] = ([{}] * 2000, [1, "a", None] * 700, [[1]] * 2000 + [{}], [[{}] * 2000], {str(k): {} for k in range(2000)})
+HELLO = [{"role": "user", "content": "a"}]
+NAMED = {"name": "a", "schema": {"type": "alien"}}
+ALIEN = {"type": "json_schema", "schema": NAMED["schema"]}
 TALK = [{"role": "user", "content": [{}] * 2000}, {"role": "assistant", "content": "a", "tool_calls": [{}] * 2000}]
 
 
@@ -111,12 +115,31 @@ def test_long_texts_are_read_beside_the_loop_also_where_they_are_many(monkeypatc
 def test_a_text_that_is_too_long_is_refused_with_its_tokens_whatever_asks(path: str, body: dict[str, Any]) -> None:
     response = play(Script(), post(path, **body))
     message = response.json()["error"]["message"]
+    assert response.json()["error"].get("param", next(iter(body))) == next(iter(body))
     assert response.status_code == 400 and f"maximum context length is {CAPACITY} tokens; the prompt has 4" in message, message
     assert message.endswith(". Shorten the prompt.")
     own = play(Script(), post(path, **body), limits=FrontLimits(prompt_tokens=100))
     assert own.status_code == 400 and "this server takes 100 at most" in own.json()["error"]["message"]
+    assert own.json()["error"].get("param", next(iter(body))) == next(iter(body))
     short = play(Script(), post("/v1/completions", prompt="a" * (CAPACITY - 2), max_tokens=9))
     assert "the prompt has 510 and 9 were asked for" in short.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path, key, body", [
+    ("/v1/chat/completions", "response_format", {"messages": HELLO, "response_format": {"type": "json_schema", "json_schema": NAMED}}),
+    ("/v1/responses", "text.format", {"input": "a", "text": {"format": {"name": "a"} | ALIEN}}),
+    ("/v1/messages", "output_config.format", {"messages": HELLO, "max_tokens": 4, "output_config": {"format": ALIEN}}),
+])  # fmt: skip
+def test_a_schema_that_cannot_be_kept_to_is_named_by_its_own_key(path: str, key: str, body: dict[str, Any]) -> None:
+    error = play(Script(), post(path, **body)).json()["error"]
+    assert error["message"] == f"{key}: Invalid type: alien" and error.get("param", key) == key
+
+
+def test_the_description_has_the_program_s_version() -> None:
+    async def ask(client: httpx.AsyncClient) -> Any:
+        return (await client.get("/openapi.json")).json()["info"]["version"]
+
+    assert play(Script(), ask) == (installed_version("penstock") or "source tree")
 
 
 def test_another_model_and_another_path_are_404() -> None:
