@@ -236,7 +236,7 @@ class Model:
 
         if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
             raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, 1 or more; None takes the plan's")
-        asked = [Asked(f"prompt {k}", p if isinstance(p, str) else self._ids(p, k), 1) for k, p in enumerate(prompts, first)]
+        asked = [Asked(f"prompt {k}", _text(p, k) if isinstance(p, str) else self._ids(p, k), 1) for k, p in enumerate(prompts, first)]
         ids = ids_of(asked, self._vocabulary)
         longest = max(map(len, ids))
         new_tokens = min(self.plan.workload.new_tokens, self.capacity_tokens - longest) if max_new_tokens is None else max_new_tokens
@@ -313,6 +313,16 @@ class Model:
         except BaseException as error:
             self._failed = f"a pass failed ({' '.join(str(error).split()) or type(error).__name__})"
             raise
+
+
+def _text(prompt: str, number: int) -> str:
+    """UserError for one that no encoding has, as of a file whose name is not UTF-8."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(prompt[error.start])
+        raise UserError(f"prompt {number} holds half a character, {half}: it must be a text that UTF-8 can hold; give one") from None
+    return prompt
 
 
 def _batch(plan: Plan, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], new_tokens: int) -> Batch:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 
 from penstock.planner.cli import PROGRAM
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
@@ -47,7 +47,7 @@ def solve(
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan of a file that `planner solve` wrote, edited by hand or not. Raises UserError where it cannot be read or breaks a rule."""
-    return read_plan(Path(path_text("plan", path)).expanduser())
+    return read_plan(user_path(path_text("plan", path)))
 
 
 def typed(keys: Mapping[str, Value], overrides: Sequence[str] = ()) -> list[str]:
@@ -75,7 +75,7 @@ def _is_preset(text: str) -> bool:
     meant: `make demo` leaves one."""
     if os.sep in text or text.lower().endswith(".gguf"):
         return False
-    directory = Path(text).expanduser()
+    directory = user_path(text)
     known = (files("penstock.conf") / "model" / f"{text}.yaml").is_file()
     return not directory.is_dir() or (known and not (directory / CONFIG).exists())
 

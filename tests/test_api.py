@@ -208,6 +208,7 @@ def test_what_cannot_be_asked_is_one_line(checkpoint: Path) -> None:
             (lambda: model.generate(["a text"]), "prompt 0: the checkpoint has no tokenizer"),
             (lambda: model.generate([[5], [300]]), "prompt 1 has the token 300: .* ids, of 0 to 299"),
             (lambda: model.generate([[5], []]), "prompt 1 has no tokens"),
+            (lambda: model.generate([[5], "a\udc80"]), "prompt 1 holds half a character"),
             (lambda: model.generate("a text"), "must be a list of texts"),
             (lambda: model.generate([5, 9]), "must be a list of texts"),
             (lambda: model.generate([]), "must be a list of texts"),

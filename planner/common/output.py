@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 
 
 def write_at_once(path: Path, key: str, write: Callable[[Path], object]) -> None:
@@ -49,7 +50,7 @@ def check_apart(places: Mapping[str, str | Path | None]) -> None:
     for key, place in places.items():
         if place is None:
             continue
-        other = seen.setdefault(os.path.realpath(Path(place).expanduser()), key)
+        other = seen.setdefault(os.path.realpath(user_path(place)), key)
         if other != key:
             raise UserError(f"{key}={place}: {other}= names the same file; choose another {key}=")
 

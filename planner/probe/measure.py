@@ -22,6 +22,7 @@ from penstock.planner.common.host_memory import last_level_cache_bytes, memory_f
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import (
     CardConfig,
     CpuConfig,
@@ -81,7 +82,7 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
     arena (2.1 GB, or a quarter of the DRAM that is free), which the SSD is read into as well. On a file system in memory the scratch file
     takes up to another quarter. Leaves no file behind.
     """
-    directory = Path(settings.path).expanduser()
+    directory = user_path(settings.path)
     if not directory.is_dir():
         raise UserError(f"probe.path={settings.path} is not a directory; name a directory on the file system that holds the checkpoint")
     shares = shares or (QUICK if settings.quick else FULL)

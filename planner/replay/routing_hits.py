@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import MoeConfig
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
@@ -53,7 +54,7 @@ def with_hits(model: ModelSpec, cfg: MoeConfig) -> RoutedModel:
     from penstock.planner.replay.replayed import hit_curve
     from penstock.planner.replay.two_tiers import second_tier
 
-    path = Path(cfg.routings)
+    path = user_path(cfg.routings)
     routings = _read(path, model.name, experts, policy)
     rates = tuple(min(1.0, rate) for rate in hit_curve(routings, policy))
     told = replace(experts, hit_rates=rates, foreseen=0.0 if cfg.prefetch == 0 else _foreseen(routings, policy, cfg.least_chance))

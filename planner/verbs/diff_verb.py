@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +13,7 @@ from penstock.planner.asked.verb_schema import DiffConfig
 from penstock.planner.common.console import WIDTH, make_console, uncut
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.output import check_apart, write_json
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.verbs.plan_diff import Difference, Part, PlanDiff, compare, document
 
@@ -26,10 +26,10 @@ def diff_verb(cfg: DiffConfig) -> None:
     """Compare and tell; the last line is one JSON document."""
     for key, plan in (("a", cfg.a), ("b", cfg.b)):
         check_apart({key: plan, "out": cfg.out})
-    found = compare(read_plan(Path(cfg.a), "a"), read_plan(Path(cfg.b), "b"))
+    found = compare(read_plan(user_path(cfg.a), "a"), read_plan(user_path(cfg.b), "b"))
     result = {"a": cfg.a, "b": cfg.b, **document(found)}
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", result)
+        write_json(user_path(cfg.out), "out", result)
     _print(found, cfg, make_console())
     cfg.close(result)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -11,6 +10,7 @@ from rich.text import Text
 from penstock.planner.asked.verb_schema import DoctorConfig
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_json
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.doctor.card_check import look
 from penstock.planner.doctor.examination import document, examine
 from penstock.planner.doctor.finding import Finding, Verdict
@@ -22,10 +22,10 @@ _INDENT = " " * (5 + _NAME)
 
 def doctor_verb(cfg: DoctorConfig) -> int:
     """Look, tell, and return 1 where something stops a run, else 0; the last line is one JSON document."""
-    findings = examine(Path(cfg.path).expanduser(), look())
+    findings = examine(user_path(cfg.path), look())
     result = {"path": cfg.path, **document(findings)}
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", result)
+        write_json(user_path(cfg.out), "out", result)
     console = make_console()
     for finding in findings:
         _tell(finding, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -11,6 +10,7 @@ from penstock.planner.asked.verb_schema import ExplainConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import check_apart, writable, write_at_once, write_json
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain import explanation
@@ -30,8 +30,8 @@ def explain_verb(cfg: ExplainConfig) -> None:
     check_apart({"plan": cfg.plan, "out": cfg.out, "html": cfg.html})
     for key, place in (("out", cfg.out), ("html", cfg.html)):
         if place is not None:
-            writable(Path(place), key)
-    given = read_plan(Path(cfg.plan)) if cfg.plan is not None else None
+            writable(user_path(place), key)
+    given = read_plan(user_path(cfg.plan)) if cfg.plan is not None else None
     asked = _asked(cfg) if given is None else Asked(question_of(given), RoutedModel(given.model))
     with make_bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("solving again", total=None)
@@ -42,10 +42,10 @@ def explain_verb(cfg: ExplainConfig) -> None:
             found = explain_impossible(error)
     result = {"plan": cfg.plan, **_document(found)}
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", result)
+        write_json(user_path(cfg.out), "out", result)
     if cfg.html is not None:
         page = explanation_page(found) if isinstance(found, Explanation) else impossible_page(found)
-        write_at_once(Path(cfg.html), "html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
+        write_at_once(user_path(cfg.html), "html", lambda temporary: temporary.write_text(page, encoding="utf-8"))
     console = make_console()
     for note in (*cfg.notes, *asked.notes, *(() if given is None else given.notes)):
         console.print(f"note: {note}", style="dim", soft_wrap=True)

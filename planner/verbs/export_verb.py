@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.planner.asked.verb_schema import ExportConfig
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import check_apart, write_at_once
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import check_plan, read_plan
 from penstock.planner.export.exported import Losses, Request, cost
@@ -17,12 +18,12 @@ from penstock.planner.export.targets import find_target
 def export_verb(cfg: ExportConfig) -> None:
     """Write the export and tell what is lost; the last line is one JSON document."""
     target = find_target(cfg.to)
-    plan = read_plan(Path(cfg.plan))
+    plan = read_plan(user_path(cfg.plan))
     check_plan(plan)
     check_alone(plan.ranks, cfg.plan, "`planner export`")
     request = Request(plan, os.path.basename(cfg.plan))
     made = target.export(request)
-    out = Path(cfg.out) if cfg.out is not None else Path(f"{Path(cfg.plan).stem}.{target.ending}")
+    out = user_path(cfg.out) if cfg.out is not None else Path(f"{user_path(cfg.plan).stem}.{target.ending}")
     check_apart({"plan": cfg.plan, "out": out})
     write_at_once(out, "out", lambda temporary: temporary.write_text(made.text, encoding="utf-8"))
     _tell(made.losses, plan.prediction.decode_tokens_per_s, target.name, out)

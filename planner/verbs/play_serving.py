@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from penstock.planner.asked.verb_schema import PlayedConfig, SimulateConfig
@@ -11,6 +10,7 @@ from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import write_json
 from penstock.planner.common.outside.bounds import check_bounds
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.serving.arrivals import Arrivals, Lengths
 from penstock.planner.contract.serving.pass_prices import PassPrices
@@ -59,7 +59,7 @@ def play_serving(cfg: SimulateConfig, plan: Plan) -> None:
         "at_load": {f"{share}": _plain(found) for share, found in at_load.items()},
     }
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", document)
+        write_json(user_path(cfg.out), "out", document)
     cfg.close(document)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ReplanConfig
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import writable
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.explain.explanation import question_of
 from penstock.planner.solver.context_limit import within_limit
@@ -21,8 +21,8 @@ from penstock.planner.verbs.solve_verb import keep_plan
 def replan_verb(cfg: ReplanConfig) -> None:
     """Solve, write and print. What was forced in the older plan is free again, but for the expert policy. UserError where the model is made
     for less, where there are no cards to choose from, or no plan fits."""
-    writable(Path(cfg.out), "out")
-    before = question_of(read_plan(Path(cfg.plan).expanduser()))
+    writable(user_path(cfg.out), "out")
+    before = question_of(read_plan(user_path(cfg.plan)))
     question, changed = _on_devices(before, cfg.devices)
     if any(question.taken) or question.ranks != before.ranks:  # layers were dealt for what is not there
         question = with_counts(replace(question, layers=(), taken=(0, 0)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -13,6 +12,7 @@ from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.output import check_apart, write_at_once, write_json
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.resolve import model_from
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
@@ -35,11 +35,11 @@ def replay_verb(cfg: ReplayConfig) -> None:
     names = _named(cfg.policy)
     check_apart({"routings": cfg.routings, "out": cfg.out, "plot": cfg.plot})
     if cfg.plot is not None:
-        check_picture(Path(cfg.plot))
+        check_picture(user_path(cfg.plot))
     experts = _experts(cfg.model) if cfg.model is not None else None
     with make_bar(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()) as bar:
         task = bar.add_task("reading the routings", total=1.0)
-        routings = read_routings(Path(cfg.routings), _count(cfg, experts), lambda share: bar.update(task, completed=share))
+        routings = read_routings(user_path(cfg.routings), _count(cfg, experts), lambda share: bar.update(task, completed=share))
         _check_model(routings, experts, cfg)
         routings = routings.all_decoded() if cfg.score_prompts else routings
         if not routings.decode.any():
@@ -69,9 +69,9 @@ def _tell(found: Comparison, cfg: ReplayConfig, experts: Experts | None, left_ou
         "left_out": {name.value: why for name, why in left_out.items()},
     }
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", result)
+        write_json(user_path(cfg.out), "out", result)
     if cfg.plot is not None:
-        write_at_once(Path(cfg.plot), "plot", lambda temporary: draw_comparison(found, Path(cfg.routings).name, temporary))
+        write_at_once(user_path(cfg.plot), "plot", lambda temporary: draw_comparison(found, user_path(cfg.routings).name, temporary))
     cfg.close(result)
 
 

@@ -15,6 +15,7 @@ from penstock.planner.asked.verb_schema import ReportConfig
 from penstock.planner.common.bars import make_bar
 from penstock.planner.common.console import make_console
 from penstock.planner.common.output import write_at_once
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.report.gather import Gathered, gather
 from penstock.planner.report.report_html import page
 from penstock.planner.report.report_table import as_csv, as_rows, columns, ratio, show
@@ -24,8 +25,8 @@ ENDINGS = (".csv", ".json", ".html")
 
 def report_verb(cfg: ReportConfig) -> None:
     """Gather, write the three files and show the table; the last line is one JSON document."""
-    directory = Path(cfg.dir)
-    stem = Path(cfg.out) if cfg.out is not None else directory / "report"
+    directory = user_path(cfg.dir)
+    stem = user_path(cfg.out) if cfg.out is not None else directory / "report"
     with make_bar(TextColumn("gathering"), BarColumn()) as bar:
         bar.add_task("", total=None)
         gathered = gather(directory, frozenset(stem.name + ending for ending in ENDINGS))

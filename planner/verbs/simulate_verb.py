@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
@@ -17,6 +16,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.output import check_apart, writable, write_json
 from penstock.planner.common.timeline.timeline_file import check_form, write_trace
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing_files import read_routings
@@ -41,9 +41,9 @@ def simulate_verb(cfg: SimulateConfig) -> None:
     written when all is done."""
     check_apart({"plan": cfg.plan, "routings": cfg.routings, "trace": cfg.trace, "out": cfg.out})
     if cfg.trace is not None:
-        check_form(writable(Path(cfg.trace), "trace"))
+        check_form(writable(user_path(cfg.trace), "trace"))
     if cfg.out is not None:
-        writable(Path(cfg.out), "out")
+        writable(user_path(cfg.out), "out")
     plan, force = _asked(cfg)
     _check_dealt(cfg, plan, force)
     changed = _forced(plan, force, cfg.rules)
@@ -75,16 +75,16 @@ def simulate_verb(cfg: SimulateConfig) -> None:
         document["before"] = before.document()
         document["damage"] = {"ssd_bytes": told.read_bytes - before.read_bytes, "seconds": float(f"{told.total_s - before.total_s:.6g}")}
     if cfg.out is not None:
-        write_json(Path(cfg.out), "out", document)
+        write_json(user_path(cfg.out), "out", document)
     if cfg.trace is not None:
-        write_trace(told.timeline(), Path(cfg.trace))
+        write_trace(told.timeline(), user_path(cfg.trace))
     cfg.close(document)
 
 
 def _asked(cfg: SimulateConfig) -> tuple[Plan, Force]:
     force = Force.from_config(cfg.force)
     if cfg.plan is not None and cfg.demo is None:
-        return read_plan(Path(cfg.plan).expanduser()), force
+        return read_plan(user_path(cfg.plan)), force
     if cfg.plan is not None or cfg.demo is None:
         raise UserError("plan=, demo=: one of them is needed, and only one; write a plan with `planner solve`, or choose a demonstration")
     own = {name: getattr(cfg.demo, name) for name in ("cap_layers", "hwm_layers", "prefetch_distance")}
@@ -144,7 +144,7 @@ def _routers(cfg: SimulateConfig, plan: Plan) -> Callable[[], Routers | None]:
                 f"experts.policy={made.policy}: needs scores of hidden states, which only recorded routings have; give routings=FILE"
             )
         return lambda: drawn_routers(plan)
-    recorded = read_routings(Path(cfg.routings).expanduser(), experts.count)
+    recorded = read_routings(user_path(cfg.routings), experts.count)
     for what, found, planned in (("MoE layers", recorded.layers, len(experts.layers)), ("experts a token", recorded.top_k, experts.top_k)):
         if found != planned:
             raise UserError(f"routings={cfg.routings}: has {found} {what}, the plan's model {planned}; name routings of {plan.model.name}")

@@ -10,6 +10,7 @@ from penstock.planner.common.closing import Closing
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import writable, write_at_once
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
@@ -21,13 +22,13 @@ from penstock.planner.solver.planning import make_plan
 def solve_plan(cfg: SolveConfig) -> None:
     """Write the plan to ``cfg.out`` and print it; the last line is one JSON document. An older file survives: a failure where it is, a plan
     that is another one under another name."""
-    writable(Path(cfg.out), "out")
+    writable(user_path(cfg.out), "out")
     keep_plan(make_plan(cfg), cfg.out, cfg)
 
 
 def keep_plan(plan: Plan, name: str, closing: Closing) -> None:
     """Write ``plan`` to the file ``name``, print it, and end as a verb does."""
-    out = Path(name)
+    out = user_path(name)
     older = _text(out)
     aside = None if older is None else _copied_aside(out, older)
     write_plan(plan, out)

@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, show_bytes
 from penstock.planner.common.output import takes_files
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.gguf_checkpoint import files_beside
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.sizes import kv_page_bytes
@@ -83,7 +84,7 @@ def _refuse_too_much(cfg: ReuseConfig, plan: Plan) -> None:
 
 def check_scratch(cfg: ReuseConfig, plan: Plan, checkpoint: Path) -> None:
     """UserError where the running batch's KV is to lie on the SSD and the directory for it takes no file."""
-    place = files_beside(checkpoint) if cfg.scratch_dir is None else Path(cfg.scratch_dir).expanduser()
+    place = files_beside(checkpoint) if cfg.scratch_dir is None else user_path(cfg.scratch_dir)
     if (plan.decisions.kv.ssd_pages or cfg.scratch_dir is not None) and not takes_files(place):
         raise UserError(f"kv.scratch_dir={place}: not a directory that can be written to, for KV on the SSD; name another one")
 

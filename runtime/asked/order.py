@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import check_apart, writable
 from penstock.planner.common.timeline.timeline_file import check_form
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, merged_adapter, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.draft_checkpoint import drafter_spec
 from penstock.planner.contract.checkpoint.foreign_files import adapter_digest
@@ -66,7 +67,7 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     """Read the plan, unless it is given, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit
     together."""
     _check_values(cfg)
-    plan, checkpoint = check_fit(cfg, plan or read_plan(Path(cfg.plan).expanduser()))
+    plan, checkpoint = check_fit(cfg, plan or read_plan(user_path(cfg.plan)))
     if cfg.calibrate:
         check_calibration(plan)
     most = plan.decisions.batch
@@ -75,7 +76,7 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     if cfg.batch is not None and cfg.batch > most:
         raise UserError(f"batch={cfg.batch}: the plan holds KV for {most} at most; solve again with workload.batch={cfg.batch}")
     check_apart({"plan": cfg.plan, "prompts": cfg.prompts, "out": cfg.out, "trace": cfg.trace, "moe.record": cfg.moe.record})
-    out, trace = writable(Path(cfg.out).expanduser(), "out"), _trace(cfg)
+    out, trace = writable(user_path(cfg.out), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
     requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan))
     most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
@@ -143,11 +144,11 @@ def _drafts(cfg: RunConfig, plan: Plan) -> Speculation:
     """Who drafts, with the checkpoint of a model that does."""
     planned = plan.decisions.speculation
     if cfg.draft is not None:
-        target = plan.model if cfg.checkpoint is None else replace(plan.model, checkpoint=str(Path(cfg.checkpoint).expanduser()))
+        target = plan.model if cfg.checkpoint is None else replace(plan.model, checkpoint=str(user_path(cfg.checkpoint)))
         return modelled(planned, cfg.speculate, drafter_spec(cfg.draft, target), plan.model)
     wanted = as_asked(planned, cfg.speculate)
     if wanted.drafter is Drafter.mtp and wanted.model is not None and cfg.checkpoint is not None:
-        wanted = replace(wanted, model=replace(wanted.model, checkpoint=str(Path(cfg.checkpoint).expanduser() / FURTHER_HEADS)))
+        wanted = replace(wanted, model=replace(wanted.model, checkpoint=str(user_path(cfg.checkpoint) / FURTHER_HEADS)))
     if wanted.model is not None:
         if wanted.model.checkpoint is None:
             raise UserError(
@@ -181,7 +182,7 @@ def _checkpoint(cfg: RunConfig, planned: ModelSpec) -> Path:
     if where is None:
         fetched = f"; fetch them with `runtime fetch {planned.name}`" if hub_name(planned.name) else ""
         raise UserError(f"plan={cfg.plan} was made for {planned.name} without its weights{fetched}; give checkpoint=DIR")
-    path = Path(where).expanduser()
+    path = user_path(where)
     found = spec_from_checkpoint(path)
     _check_adapter(cfg.adapter, path)
     _check_identity("checkpoint", where, planned, found)
@@ -204,7 +205,7 @@ def _check_identity(asked: str, where: str, planned: ModelSpec, found: ModelSpec
 def _check_adapter(given: str | None, checkpoint: Path) -> None:
     if given is None:
         return
-    adapter = Path(given).expanduser()
+    adapter = user_path(given)
     if adapter_digest(adapter) != merged_adapter(checkpoint):
         raise UserError(
             f"adapter={given}: not merged into {checkpoint}, and a run does not merge what may stream anew in every pass; `runtime pack "
@@ -249,7 +250,7 @@ def read_prompts(cfg: RunConfig, plan: Plan, new_tokens: int, capacity: int) -> 
 def _trace(cfg: RunConfig) -> Path | None:
     if cfg.trace is None:
         return None
-    trace = Path(cfg.trace).expanduser()
+    trace = user_path(cfg.trace)
     check_form(trace)
     return writable(trace, "trace")
 
@@ -262,7 +263,7 @@ def _record(cfg: RunConfig, plan: Plan) -> Path | None:
         raise UserError(f"moe.record={where}: {plan.model.name} has no routed experts; leave it out")
     if cfg.kv.dir is not None or plan.decisions.kv.reuse != KvReuse():
         raise UserError(f"moe.record={where}: tokens whose KV is restored are not routed; run without kv.dir and kept pages")
-    return writable(Path(where).expanduser(), "moe.record")
+    return writable(user_path(where), "moe.record")
 
 
 def _brief(value: object) -> str:

@@ -6,10 +6,10 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.planner.common.errors import UserError, nearest
+from penstock.planner.common.user_folder import user_path
 
 SUFFIX = ".jsonl"
 KEYS = ("prompt", "messages", "tokens", "max_new_tokens", "conversation")
@@ -45,7 +45,7 @@ def read_requests(prompts: str, vocab: int, capacity_tokens: int, new_tokens: in
     """The requests of the file ``prompts``, in its order: JSON lines when its name ends in .jsonl, else a prompt a line. Blank lines are
     left out. ``new_tokens`` is for those that do not say how many; a sequence's KV has ``capacity_tokens``. UserError naming file and line.
     """
-    path = Path(prompts).expanduser()
+    path = user_path(prompts)
     json_lines = path.suffix.lower() == SUFFIX
     form = f"one JSON object a line, such as {_EXAMPLE}" if json_lines else "a text file with one prompt a line"
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
@@ -140,4 +141,4 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
 
 
 def _place(directory: str | None) -> Path | None:
-    return None if directory is None else Path(directory).expanduser()
+    return None if directory is None else user_path(directory)

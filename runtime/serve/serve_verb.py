@@ -15,6 +15,7 @@ from typing import Any
 from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_rate
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
@@ -63,7 +64,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             name=cfg.name or plan.model.name,
             host=cfg.host,
             port=cfg.port,
-            keys=None if cfg.keys is None else Path(cfg.keys).expanduser(),
+            keys=None if cfg.keys is None else user_path(cfg.keys),
             local_only=cfg.auth is None and cfg.keys is None,
             origins=tuple(cfg.origins),
             drain_s=cfg.drain_s,
@@ -113,7 +114,7 @@ def is_local(host: str) -> bool:
 def _planned(cfg: ServeConfig) -> Iterator[tuple[Path, Plan]]:
     """The plan as a file that stays while the server does: the motor reads it at each start."""
     if cfg.plan is not None:
-        path = Path(cfg.plan).expanduser()
+        path = user_path(cfg.plan)
         plan = read_plan(path)
         yield path.absolute(), plan
         return

@@ -14,6 +14,7 @@ from penstock.planner.common.bars import bar_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB, show_seconds
 from penstock.planner.common.output import writable, write_json
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
@@ -36,7 +37,7 @@ def bench(cfg: BenchConfig) -> None:
     """Plan and run each mode: a row as each is over, one document in ``cfg.out``. UserError when none could run."""
     modes = list(dict.fromkeys(cfg.modes))
     check_modes(modes)
-    out = writable(Path(cfg.out).expanduser(), "out")
+    out = writable(user_path(cfg.out), "out")
     if cfg.checkpoint is None and cfg.model.checkpoint is None:
         raise UserError(f"model={cfg.model.name} is a geometry without weights; give model=hf model.checkpoint=DIR, or checkpoint=DIR")
     setting = read_setting(SolveConfig(cfg.hardware, cfg.model, cfg.workload, cfg.force, calibration=cfg.calibration))

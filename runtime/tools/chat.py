@@ -19,6 +19,7 @@ from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.interrupt import noted
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.common.output import write_at_once
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.asked.chat_template import find_template, no_template
@@ -301,7 +302,7 @@ class Chat:
     def _save(self, where: str) -> None:
         if not where:
             raise UserError("/save: name a file, such as /save talk.md")
-        path, messages = Path(where).expanduser(), self._dialogue.messages
+        path, messages = user_path(where), self._dialogue.messages
         if path.suffix in (".json", ".jsonl"):
             text = json.dumps({"messages": messages}, ensure_ascii=False) + "\n"
         else:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.published.hub_names import TIMEOUT_S, hub_errors, hub_name, hub_refusal
 from penstock.runtime.asked.run_schema import FetchConfig
 from penstock.runtime.tools.hub_file import HubFile
@@ -31,7 +32,7 @@ def fetch_verb(cfg: FetchConfig) -> None:
     if name is None:
         raise UserError(f"name={cfg.name}: must be a model on the hub, ORG/NAME, and no path here")
     files = _listed(name, cfg.revision)
-    out = Path(cfg.out or name.rpartition("/")[2]).expanduser()
+    out = user_path(cfg.out or name.rpartition("/")[2])
     known = _Known(out)
     wanted = [file for file in files if not known.has(file)]
     here = sum(file.nbytes for file in files) - sum(file.nbytes - file.here(out) for file in wanted)

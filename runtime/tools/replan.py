@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.chat_template import find_template
@@ -23,7 +24,7 @@ _ANY = 2**40
 def replanned(cfg: RunConfig) -> Plan:
     """The plan that ``cfg`` names, or the same problem solved again where its prompts and replies need a longer context, or where it is for
     cards that are not here. Imports transformers to read the prompts. UserError where no plan fits."""
-    plan, checkpoint = check_fit(cfg, read_plan(Path(cfg.plan).expanduser()))
+    plan, checkpoint = check_fit(cfg, read_plan(user_path(cfg.plan)))
     need, missing = _needed_tokens(cfg, plan, checkpoint), cards_missing(plan, seat_of_environment() is not None)
     changed = [f"context_tokens={need}"] if need > capacity_tokens(plan) else []
     changed += [] if missing is None else [f"devices=[{','.join(map(str, range(missing[1])))}]"]

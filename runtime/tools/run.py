@@ -8,7 +8,6 @@ from contextlib import closing as closed
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from penstock.planner.common.interrupt import noted
 from penstock.planner.common.output import write_json
 from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
+from penstock.planner.common.user_folder import user_path
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.engine.generate import Batch, Generation, Progress
@@ -109,7 +109,7 @@ def run(cfg: RunConfig, order: Order, device: torch.device, ground: Groundwork, 
 
 def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, console: Console, bar: PhaseBar, texts: Texts) -> _Streamed:
     say = (lambda line: console.print(f"[penstock] {line}", markup=False)) if cfg.verbose else None
-    record = None if cfg.moe.record is None else Path(cfg.moe.record).expanduser()
+    record = None if cfg.moe.record is None else user_path(cfg.moe.record)
 
     def tell(line: str) -> None:
         console.print(f"note: {line}", style="dim", markup=False)

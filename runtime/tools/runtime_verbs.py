@@ -15,6 +15,7 @@ from penstock.planner.common.closing import Closing
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uncollected
 from penstock.planner.common.threads import wait_asleep
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
@@ -77,7 +78,7 @@ def chat_verb(cfg: ChatConfig) -> None:
 def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
     """The plan of one conversation, as ``cfg`` names or describes it, and its checkpoint."""
     if cfg.plan is not None:
-        plan = read_plan(Path(cfg.plan).expanduser())
+        plan = read_plan(user_path(cfg.plan))
     else:
         assert cfg.hardware is not None and cfg.model is not None
         with bar_console().status("solving"), _told_whole():
@@ -119,10 +120,10 @@ def pack_verb(cfg: PackConfig) -> None:
     import_torch()
     with uncollected():
         from penstock.runtime.tools.pack import pack_checkpoint
-    device = Path(cfg.device).expanduser() if cfg.device else None
-    adapter = Path(cfg.adapter).expanduser() if cfg.adapter else None
+    device = user_path(cfg.device) if cfg.device else None
+    adapter = user_path(cfg.adapter) if cfg.adapter else None
     with bar("packing") as progress:
-        checkpoint, out = Path(cfg.checkpoint).expanduser(), Path(cfg.out).expanduser()
+        checkpoint, out = user_path(cfg.checkpoint), user_path(cfg.out)
         result = pack_checkpoint(checkpoint, out, device, cfg.force, progress, adapter, cfg.format)
     plain = result.get("plain_units", ())
     left = f", but for {', '.join(plain[:4])}{' ...' * (len(plain) > 4)}, which do not fit and stay as they were" if plain else ""
@@ -136,7 +137,7 @@ def verify_verb(cfg: VerifyConfig) -> None:
     from penstock.runtime.store.verify import verify_store
 
     with bar("verifying") as progress:
-        result = verify_store(Path(cfg.store).expanduser(), progress)
+        result = verify_store(user_path(cfg.store), progress)
     say(f"{cfg.store}: every unit matches its checksum", result, cfg)
 
 
@@ -146,7 +147,7 @@ def synth_verb(cfg: SynthConfig) -> None:
     with uncollected():
         from penstock.runtime.tools.synth import synthesize
     with bar("writing") as progress:
-        result = synthesize(cfg.model, Path(cfg.out).expanduser(), cfg.seed, cfg.shard_bytes, progress)
+        result = synthesize(cfg.model, user_path(cfg.out), cfg.seed, cfg.shard_bytes, progress)
     say(f"made {cfg.out} with random weights of {cfg.model.name}'s geometry", result, cfg)
 
 

@@ -414,3 +414,30 @@ def test_colours_are_for_terminals_alone(tmp_path: Path) -> None:
     for verb, said in zip(verbs, on_terminal(verbs, tmp_path), strict=True):
         assert "\x1b[" in said, verb
         assert "\x1b" not in command("planner", *verb, cwd=tmp_path).stdout, verb
+
+
+def test_every_key_that_names_a_file_knows_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell but bash puts it in the place of a tilde behind `=`."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    for words in (
+        (*SOLVE, "out=~/plan.yaml"),
+        ("explain", "plan=~/plan.yaml", "out=~/explain.json", "html=~/explain.html"),
+        ("simulate", "plan=~/plan.yaml", "out=~/simulate.json", "trace=~/trace.json"),
+        ("replan", "plan=~/plan.yaml", "out=~/longer.yaml"),
+        ("diff", "a=~/plan.yaml", "b=~/longer.yaml", "out=~/diff.json"),
+        ("export", "plan=~/plan.yaml", "to=env", "out=~/plan.env"),
+        ("report", "dir=~", "out=~/all"),
+        ("doctor", "path=~", "out=~/doctor.json"),
+    ):
+        assert command("planner", *words, cwd=tmp_path).returncode in (0, 1), words
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert {path.name for path in home.iterdir()} >= {
+        "plan.yaml", "explain.json", "explain.html", "simulate.json", "trace.json", "longer.yaml", "diff.json", "plan.env", "all.csv",
+        "doctor.json",
+    }  # fmt: skip
+
+
+def test_a_home_of_nobody_here_is_a_name_like_any_other(tmp_path: Path) -> None:
+    for words in (("solve", "model.checkpoint=~no-such-user/model", "hardware=cpu"), ("simulate", "plan=~no-such-user/plan.yaml")):
+        assert "~no-such-user" in refusal("planner", *words, cwd=tmp_path)

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 
 SECRET, SECRET_FILE = "PENSTOCK_SECRET", "PENSTOCK_SECRET_FILE"
 LEAST_BYTES = 16
@@ -17,7 +18,7 @@ def shared_secret() -> bytes:
     set, where it is short enough to be guessed, or where others may read the file."""
     named, said = os.environ.get(SECRET_FILE), os.environ.get(SECRET)
     if named:
-        secret, where = _read(Path(named).expanduser()), f"{SECRET_FILE}={named}"
+        secret, where = _read(user_path(named)), f"{SECRET_FILE}={named}"
     elif said:
         secret, where = said.encode().strip(), SECRET
     else:

@@ -15,6 +15,7 @@ import xxhash
 from penstock.planner.common.collector import uncollected
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.outside.plain_files import read_plain
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_spec import spec_from_tensors
 from penstock.planner.contract.checkpoint.foreign_files import foreign_directory, foreign_file
 from penstock.planner.contract.checkpoint.further_heads import head_tensors, heads_config, heads_source
@@ -92,7 +93,7 @@ def spec_from_checkpoint(path: Path) -> ModelSpec:
         heads = read_checkpoint(path)
         return spec_from_tensors(heads.config, heads.infos(), f"the further heads of {path.parent.name}", str(path), heads.digest)
     source = gguf_source(path)
-    directory = Path(os.path.abspath(path.expanduser())) if source is not None else _directory(path)
+    directory = Path(os.path.abspath(user_path(path))) if source is not None else _directory(path)
     if source is None and os.path.lexists(directory / PACK_MANIFEST):
         return _spec_from_packed(directory)
     found = read_checkpoint(directory)
@@ -156,7 +157,7 @@ def _of_gguf(found: GgufCheckpoint) -> Checkpoint:
 
 
 def _directory(path: Path) -> Path:
-    directory = Path(os.path.abspath(Path(path).expanduser()))
+    directory = Path(os.path.abspath(user_path(path)))
     try:
         names = os.listdir(directory)
     except FileNotFoundError:

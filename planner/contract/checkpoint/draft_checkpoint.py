@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import (
     CONFIG,
     PACK_MANIFEST,
@@ -47,7 +48,7 @@ def drafter_spec(given: str, target: ModelSpec) -> ModelSpec:
     tokens are others, or where it keeps states that cannot go back to an earlier token."""
     _refuse_eagle(given)
     try:
-        spec = spec_from_checkpoint(Path(given).expanduser())
+        spec = spec_from_checkpoint(user_path(given))
     except UserError as error:
         raise UserError(f"draft={given}: {str(error).removeprefix(f'{given}: ')}") from error
     if spec.state_bytes:
@@ -71,7 +72,7 @@ def drafter_spec(given: str, target: ModelSpec) -> ModelSpec:
 
 def _refuse_eagle(given: str) -> None:
     """UserError for heads that read another model's hidden states."""
-    path = Path(given).expanduser() / CONFIG
+    path = user_path(given) / CONFIG
     if not path.is_file():
         return
     said = parse_object(path, read_bytes(path, f"{path}: no such file"))

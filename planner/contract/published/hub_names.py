@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "model.safetensors.index.json")
@@ -19,7 +20,7 @@ _NAME = re.compile(r"(?:https?:/+(?:www\.)?huggingface\.co/)?([A-Za-z0-9][\w.-]*
 def hub_name(text: str) -> str | None:
     """The repository that ``text`` names, ``ORG/NAME`` or its address; None for anything that is a path here."""
     found = _NAME.fullmatch(text)
-    return None if found is None or Path(text).expanduser().exists() else found[1]
+    return None if found is None or user_path(text).exists() else found[1]
 
 
 def config_folder(name: str) -> Path:

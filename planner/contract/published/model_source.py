@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, PACK_MANIFEST, parse_object, read_bytes, spec_from_checkpoint
 from penstock.planner.contract.checkpoint.further_heads import heads_config
 from penstock.planner.contract.checkpoint.known_types import refuse_unknown_type
@@ -28,7 +29,7 @@ def spec_from_source(text: str) -> ModelSpec:
     Raises UserError naming what is missing.
     """
     name = hub_name(text)
-    path = Path(text).expanduser() if name is None else config_folder(name)
+    path = user_path(text) if name is None else config_folder(name)
     if path.is_file() and path.name == CONFIG:
         return _spec_of_config(path, path.absolute().parent.name)
     if _without_weights(path):
