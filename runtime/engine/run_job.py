@@ -159,6 +159,9 @@ def _refuse_what_does_not_fit(cfg: RunConfig, order: Order, requests: Sequence[R
     remedies = [f"set max_new_tokens={fewer}"] if fewer > 0 else []
     if limit and need > limit:
         remedies += [f"shorten the prompt: {order.plan.model.name} is made for sequences of {limit} tokens"]
+    elif order.plan.workload.is_served:  # solved again it has one such sequence in its pool, of which each row has a share here
+        rows = order.plan.decisions.batch
+        remedies += [f"solve for workload=chat workload.context_tokens={need}: this plan is a server's, whose {rows} rows share its KV"]
     else:
         remedies += ["run it with replan=true", f"make a plan by `planner replan plan={cfg.plan} context_tokens={need}`"]
     raise UserError(

@@ -52,6 +52,16 @@ def played(made: Job) -> list[Batch]:
     return [served.batch for served in made.play(said)]
 
 
+def test_what_a_servers_plan_has_no_room_for_is_not_sent_to_a_plan_of_the_same_kind(plan: Plan, tmp_path: Path) -> None:
+    """`planner replan` would give its pool one such sequence, and a run each of its rows a share of that: refused as before, for ever."""
+    served = replace(plan, workload=replace(plan.workload, clients=4, batch=0))
+    with pytest.raises(
+        UserError, match="workload=chat workload.context_tokens=50: this plan is a server's, whose 4 rows share its KV"
+    ) as told:
+        job(served, tmp_path, prompt_tokens=40)
+    assert "replan" not in str(told.value)
+
+
 def test_requests_come_in_the_plans_batches(plan: Plan, tmp_path: Path) -> None:
     made = job(plan, tmp_path)
     batches = played(made)
