@@ -103,6 +103,7 @@ def test_solve_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         ("workload.kept_tokens=all", ["workload.kept_tokens=all", "a whole number, or null"]),
         ("workload.kv_spill=maybe", ["workload.kv_spill=maybe", "true, false"]),
         ("workload.objective=latncy", ["workload.objective=latncy", "latency, throughput, ttft", "did you mean latency?"]),
+        ("force.page_tokens=0", ["force.page_tokens=0", "allowed: 16, 32", "set force.page_tokens=16"]),
         ("force.policy=rollin", ["force.policy=rollin", "pinned, rolling", "did you mean rolling?"]),
         ("hardware=rtx5008", ["hardware=rtx5008", "rtx4090", "did you mean rtx50"]),
         ("workload=chta", ["workload=chta", "long-prompt", "did you mean chat?"]),

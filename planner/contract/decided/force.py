@@ -102,7 +102,10 @@ class Force:
 
 def _repaged(kv: KvPages, layers: int, batch: int, page_tokens: int) -> KvPages:
     """The same tokens in pages of another size, rounded up for each sequence of each layer. Where sequences of all lengths share a layer's
-    pages, each may leave more of a larger page empty, and go on with another one. Kept pages are rounded down."""
+    pages, each may leave more of a larger page empty, and go on with another one. Kept pages are rounded down. Where a page
+    is to have no tokens, all else stays: the rule of page sizes refuses it."""
+    if page_tokens < 1:
+        return replace(kv, page_tokens=page_tokens)
     each = max(1, -(-kv.pages // layers))
     if each % batch == 0:
         each //= batch
