@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import CONFIG, parse_object, read_bytes
 from penstock.planner.contract.checkpoint.hf_config import text_config
 from penstock.planner.contract.config.config_schema import ModelConfig
@@ -36,7 +36,7 @@ def _said(asked: ModelConfig) -> Mapping[str, Any]:
     config: Mapping[str, Any] = asked.config
     if asked.checkpoint is not None:
         name = hub_name(asked.checkpoint)
-        path = Path(asked.checkpoint).expanduser() if name is None else config_folder(name)
+        path = user_path(asked.checkpoint) if name is None else config_folder(name)
         path = path if path.name == CONFIG else path / CONFIG
         config = text_config(parse_object(path, read_bytes(path, f"{path}: no such file"))) if path.is_file() else {}
     found = config.get("quantization_config")

@@ -150,7 +150,7 @@ class WokenServe(HostServe):
         super().__init__(pool, units, rows, ask, done, x, y, near)
         self._looker = looker
         self._unclosed.detach()
-        self._unclosed = weakref.finalize(self, _let_go, self._library.looker_abandon, looker, self._served, os.getpid())
+        self._unclosed = weakref.finalize(self, _let_go, self._library.looker_abandon, looker, self._open, os.getpid())
 
     def _begin(self, rows: int) -> None:
         self._library.looker_step(self._looker, self._open, rows)

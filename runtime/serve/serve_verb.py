@@ -138,7 +138,8 @@ def _closing(report: Mapping[str, Any]) -> str:
     totals, predicted, measured = (report.get(part) or {} for part in ("totals", "predicted", "measured"))
     rates = [said.get("tokens_per_s") for said in (measured, predicted)]
     rate = f", {show_rate(rates[0])} tokens/s ({show_rate(rates[1])} predicted)" if rates[0] and rates[1] else ""
-    return f"served {totals.get('requests', 0)} requests, {totals.get('tokens', 0)} tokens{rate}"
+    requests, tokens = (totals.get(what, 0) for what in ("requests", "tokens"))
+    return f"served {requests} request{'s' * (requests != 1)}, {tokens} token{'s' * (tokens != 1)}{rate}"
 
 
 def _as_run(cfg: ServeConfig) -> RunConfig:

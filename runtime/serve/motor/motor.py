@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uncollected
 from penstock.planner.common.outside.card_errors import CardFailed
 from penstock.planner.common.strictly import build, convert
 from penstock.planner.common.threads import wait_asleep
+from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.order import check_fit
@@ -109,7 +109,7 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
         speculate=convert(Speculate | None, asked.speculate, "speculate"),
         draft=asked.draft,
     )
-    plan, checkpoint = check_fit(cfg, read_plan(Path(asked.plan).expanduser()))
+    plan, checkpoint = check_fit(cfg, read_plan(user_path(asked.plan)))
     reuse = fitted(cfg.kv, plan)
     wait_asleep()  # the front is a busy neighbour of every motor
     with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan)) as ground:
