@@ -20,7 +20,8 @@ from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.front.supervise import Supervisor
 from penstock.runtime.serve.large_apart import keep_large_apart
 from penstock.runtime.serve.torchless import leave_torch_out
-from penstock.runtime.serve.wire.messages import Open
+from penstock.runtime.serve.wire.messages import Loading, Open
+from penstock.runtime.told.progress import PhaseBar
 
 if TYPE_CHECKING:
     from penstock.runtime.asked.prompts import Vocabulary
@@ -43,7 +44,16 @@ def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[s
 
 async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open, read: Callable[[], Vocabulary]) -> dict[str, Any]:
     """Connections that come before the imports are done wait for them."""
-    supervisor = Supervisor(start_motor, opening, tell, served.hang_s)
+    bar = PhaseBar()
+
+    def loading(told: Loading | None) -> None:
+        if told is None:
+            bar.rest()
+            tell(f"{served.name} is loaded")
+        else:
+            bar(told.phase, told.done, told.total)
+
+    supervisor = Supervisor(start_motor, opening, tell, served.hang_s, loading)
     supervisor.started()
     try:
         vocabulary = await asyncio.to_thread(read)
@@ -57,6 +67,7 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
         raise
     finally:
         await supervisor.leave_off()
+        bar.rest()
 
 
 def _vocabulary(checkpoint: Path, plan: Plan) -> Vocabulary:

@@ -52,13 +52,19 @@ class MotorProcess(Protocol):
 
 
 class Supervisor:
-    """Keeps one motor running and hands each request what the motor says of it. ``tell`` is given lines for the log. A motor that was ready
-    and says nothing for ``hang_s`` (None: far longer than its longest pass) is killed, and started anew like one that died."""
+    """Keeps one motor running and hands each request what the motor says of it. ``tell`` is given lines for the log, ``loading`` how far
+    each motor is with its start, and None once it is ready. A motor that was ready and says nothing for ``hang_s`` (None: far longer than
+    its longest pass) is killed, and started anew like one that died."""
 
     def __init__(
-        self, start: Callable[[], Awaitable[MotorProcess]], opening: Open, tell: Callable[[str], None], hang_s: float | None = None
+        self,
+        start: Callable[[], Awaitable[MotorProcess]],
+        opening: Open,
+        tell: Callable[[str], None],
+        hang_s: float | None = None,
+        loading: Callable[[Loading | None], None] = lambda _: None,
     ):
-        self._start, self._opening, self._tell, self._hang_s = start, opening, tell, hang_s
+        self._start, self._opening, self._tell, self._hang_s, self._loading = start, opening, tell, hang_s, loading
         self._words = 0
         """Messages that were heard."""
         self.state: State = "loading"
@@ -189,8 +195,10 @@ class Supervisor:
         """-> whether it is the word that requests may come."""
         if isinstance(message, Loading):
             self.progress = message
+            self._loading(message)
         elif isinstance(message, Ready):
             self.info = message.info
+            self._loading(None)
             if not self._ending:
                 self.state, self.progress = "ready", None
             return True

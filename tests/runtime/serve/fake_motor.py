@@ -188,7 +188,8 @@ async def asked(
     async def start() -> FakeMotor:
         return FakeMotor(script)
 
-    supervisor = Supervisor(start, Open("plan.yaml"), ([] if told is None else told).append)
+    loading = more.get("loading", lambda _: None)
+    supervisor = Supervisor(start, Open("plan.yaml"), ([] if told is None else told).append, loading=loading)
     words = words or vocabulary()
     front = Front("model", words, Talk(words), supervisor, Keys(keys), limits or FrontLimits())
     app = serve_app(front, not keys, more.get("origins", ()), supervisor._tell)

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.reply_text import ReplyText
-from penstock.runtime.serve.wire.messages import Failed, Over, Refused
+from penstock.runtime.serve.wire.messages import Failed, Loading, Over, Refused
 from tests.runtime.serve.fake_motor import Script
 from tests.runtime.serve.played import events, play, post, until
 
@@ -49,6 +49,17 @@ def test_an_engine_that_fails_in_the_middle_ends_a_stream_with_an_error_event() 
     assert streamed.status_code == 200 and last["error"]["code"] == "engine_ended"
     assert (whole.status_code, meanwhile.status_code, later.status_code) == (503, 503, 200)
     assert "retry-after" in meanwhile.headers and script.started == 2
+
+
+def test_each_start_tells_how_far_it_is_and_when_it_is_ready() -> None:
+    script, told = Script(), list[Loading | None]()
+
+    async def ask(client: httpx.AsyncClient) -> None:
+        script.motors[0].kill()
+        await until(lambda: told.count(None) == 2)
+
+    play(script, ask, loading=told.append)
+    assert told == [Loading("weights", 1, 2), None] * 2
 
 
 def test_one_reply_that_fails_fails_alone() -> None:
