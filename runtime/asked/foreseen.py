@@ -14,7 +14,8 @@ from penstock.runtime.asked.schedule import batches_of, context_tokens
 
 def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: int) -> Plan:
     """The same decisions for ``count`` requests of at most ``longest`` tokens, all of which are computed. The batch shrinks to the requests
-    that there are; KV pages stay in proportion. A server's plan becomes one of batches."""
+    that there are; KV pages stay in proportion. A server's plan becomes one of batches, each of whose sequences has the tokens that the
+    server would give it, as far as the pool holds them."""
     batch = min(batch, count)
     decided = [_fewer(plan.of_rank(rank), batch, plan.chunk_tokens(batch)) for rank in range(plan.ranks.count)]
     work = replace(plan.workload.in_batches(batch, count), prompt_tokens=longest, new_tokens=new_tokens, shared_prefix_tokens=0)
@@ -24,10 +25,13 @@ def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: i
 
 
 def _fewer(own: Plan, batch: int, chunk_tokens: int) -> Decisions:
-    """What one rank decides, for ``batch`` sequences: pages in proportion."""
+    """What one rank decides, for ``batch`` sequences: pages in proportion, or as many as one of a server's has at most."""
     kv, old = own.decisions.kv, own.decisions.batch
     layer = kv.pages // own.model.layers
-    pages = {name: getattr(kv, name) // layer * (layer // old * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
+    each = layer // old
+    if own.workload.is_served:
+        each = max(each, min(layer // batch, -(-own.workload.max_tokens // kv.page_tokens)))
+    pages = {name: getattr(kv, name) // layer * (each * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
     return replace(own.decisions, batch=batch, prefill_chunk_tokens=chunk_tokens, kv=replace(kv, **pages))
 
 

@@ -20,7 +20,8 @@ from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.asked.chat_template import find_template
-from penstock.runtime.asked.order import read_order
+from penstock.runtime.asked.foreseen import for_requests
+from penstock.runtime.asked.order import capacity_tokens, read_order
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
@@ -60,6 +61,14 @@ def test_what_a_servers_plan_has_no_room_for_is_not_sent_to_a_plan_of_the_same_k
     ) as told:
         job(served, tmp_path, prompt_tokens=40)
     assert "replan" not in str(told.value)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 160), (2, 96), (3, 64), (4, 48)])
+def test_a_row_alone_has_what_a_server_gives_one(plan: Plan, batch: int, tokens: int) -> None:
+    """As many tokens as the workload names, while the pool holds them: a conversation had a row's share of it."""
+    served = replace(plan, workload=replace(plan.workload, clients=4, batch=0, context_tokens=160))
+    made = for_requests(served, batch, 30, 10, batch)
+    assert capacity_tokens(made) == tokens and made.decisions.kv.pages <= served.decisions.kv.pages
 
 
 def test_requests_come_in_the_plans_batches(plan: Plan, tmp_path: Path) -> None:
