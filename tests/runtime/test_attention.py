@@ -73,10 +73,14 @@ def alone(checkpoint: Path, got: Generation, dtype: torch.dtype) -> list[torch.T
     return [reference.run(each.step) for each in got.passes]
 
 
-@pytest.mark.parametrize(("lengths", "chunk"), [((40, 3, 17, 9), 9), ((33, 33, 33), 1 << 20)], ids=["unequal, in parts", "equal, whole"])
+@pytest.mark.parametrize(
+    ("lengths", "chunk"),
+    [((40, 3, 17, 9), 9), ((33, 33, 33), 9), ((33, 33, 33), 1 << 20)],
+    ids=["unequal, in parts", "equal, in parts", "equal, whole"],
+)
 @pytest.mark.usefixtures("token_by_token")
 def test_rows_in_bf16_are_bit_for_bit_what_transformers_says_of_each_alone(checkpoint: Path, lengths: tuple, chunk: int) -> None:
-    """Unequal ones that are whole are in the test of pages in any order; equal ones in parts are views as equal whole ones are."""
+    """Unequal ones that are whole are in the test of pages in any order."""
     got = said(load(checkpoint), Batch(prompts(*lengths), 4, chunk))
     for made, want in zip(got.passes, alone(checkpoint, got, torch.bfloat16), strict=True):
         assert torch.equal(made.logits, want)
