@@ -73,6 +73,10 @@ class Experts:
         """Of all experts."""
         return self.units * self.expert_bytes
 
+    def pieces(self, chunk_bytes: int) -> int:
+        """In which one is copied, of so many bytes at most."""
+        return -(-self.expert_bytes // chunk_bytes)
+
     @property
     def routers(self) -> Routers:
         """What of them a model keeps beside its units."""

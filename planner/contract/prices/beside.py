@@ -363,7 +363,7 @@ def _unasked(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, ba
     assert gpu is not None and experts is not None
     copy_s, beside_s = expert_copy_s(gpu, experts, slots.chunk_bytes), between_experts_s(hardware, model, batch)
     copied = min(int(ahead_of(hardware, model)), 1 + int(beside_s / copy_s), int(missing))
-    left_s, pieces = max(0.0, copied * copy_s - beside_s), -(-experts.expert_bytes // slots.chunk_bytes)
+    left_s, pieces = max(0.0, copied * copy_s - beside_s), experts.pieces(slots.chunk_bytes)
     return Unasked(copied, missing, left_s, min(left_s, (slots.in_flight - 0.5) / pieces * copy_s)) if copied > 0 else NONE_CAME
 
 

@@ -81,7 +81,8 @@ class Moved:
         if model.experts and decisions.experts:
             nbytes, chunk = model.experts.expert_bytes, decisions.experts.chunk_bytes
             read = table.brought(nbytes, Tier.ssd, Place.host)
-            copied, pieces = table.brought(nbytes, Tier.dram, Place.ring, chunk), -(-nbytes // chunk)
+            copied = table.brought(nbytes, Tier.dram, Place.ring, chunk)
+            pieces = model.experts.pieces(chunk)
             missed = Missed.of(hardware, model, decisions.experts, decisions.batch, layer * model.layers, copied)
         outside = round(sum(layers.values()) * layer) if gpu else 0
         head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram) if gpu else Price()

@@ -25,7 +25,7 @@ class SimulatedExperts:
     def __init__(self, plan: Plan, moved: Moved, lanes: Lanes):
         experts, made = plan.model.experts, plan.decisions.experts
         assert experts is not None and made is not None, "only a plan with routed experts is simulated so"
-        pieces = -(-experts.expert_bytes // made.chunk_bytes)
+        pieces = experts.pieces(made.chunk_bytes)
         self._pieces = pieces
         reads, piece_bytes = plan.decisions.weights.ssd, experts.expert_bytes // pieces
         lanes.of[SSD].width = max(1, reads.queue_depth * reads.block_bytes // piece_bytes)  # blocks of as many are read at once

@@ -141,7 +141,7 @@ class ExpertTerms:
         reads = [(n, t * tick_s, late_s) for n, t, late_s in zip(read, self._read_t, self._late_s, strict=True)]
         copy_s = self._copy_t * tick_s
         missed = self._missed_price if p.hardware.gpu else Missed(Price())
-        pieces = -(-self.experts.expert_bytes // self.chunk_bytes) if self.chunk_bytes else 1
+        pieces = self.experts.pieces(self.chunk_bytes) if self.chunk_bytes else 1
         fetched = Fetched(reads, copied, copy_s, self.read, missed, p.expected, copy_s / pieces, launched)
         yield from held_up(Routed.of(p.hardware, p.model, p.batch), compute_t, tick_s, streamed_t, fetched, tick_s)
 
