@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ class DramTier:
         self.slot_bytes = max((plan.nbytes for plan in self._plans.values()), default=0)
         self._slot_of: dict[int, int] = {}
         self._given_back: Counter[Unit] = Counter()
+        self._giving_back = threading.Lock()
         self.layers = placement.dram_layers
         self.slots = placement.dram_slots
         self.cache = LayerCache(policy, placement.dram_slots, self.read_into, say, keep_log)
@@ -112,13 +114,15 @@ class DramTier:
         return self._arena.slice(start, plan.nbytes - plan.offsets[unit])
 
     def release(self, unit: Unit) -> None:
-        """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back."""
+        """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back, by whichever thread."""
         if unit.kind == "head":
             return
         units = self._plans[unit.layer].units
-        visits = min(self._given_back[u] for u in units)
-        self._given_back[unit] += 1
-        if min(self._given_back[u] for u in units) > visits:
+        with self._giving_back:
+            visits = min(self._given_back[u] for u in units)
+            self._given_back[unit] += 1
+            is_left = min(self._given_back[u] for u in units) > visits
+        if is_left:
             self.cache.release(unit.layer)
 
     def preload(self, source: Reads) -> None:

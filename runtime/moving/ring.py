@@ -155,16 +155,26 @@ class VramRing:
         return [(self._unit(number), self._slot(number).buffer) for number in sorted(self._arrived)]
 
     def adopt(self, buffers: Mapping[Unit, torch.Tensor], behind: Event, bring: Callable[[Unit, torch.Tensor], Event]) -> None:
-        """After :meth:`pause`, go on. Of the units that are :meth:`ahead`, ``buffers`` says in which of the same slots they lie once
-        ``behind`` has happened. What is not there, or ahead twice, ``bring`` copies into a slot."""
+        """After :meth:`pause`, go on. ``buffers`` says which units lie in which of the same slots once ``behind`` has happened. Those that
+        the next pass begins with are not copied again, however many. What was :meth:`ahead` and is not there, or was ahead twice, ``bring``
+        copies into a slot."""
         with self._lock:
             ahead, self._arrived = sorted(self._arrived), {}
             free = {slot.buffer.data_ptr(): slot.buffer for slots in self._slots.values() for slot in slots}
             found: dict[tuple[str, int], torch.Tensor] = {}
-            for number in ahead:
+
+            def there(number: int) -> bool:
                 buffer = buffers.get(self._unit(number))
-                if buffer is not None and free.pop(buffer.data_ptr(), None) is not None:
-                    found[self.turns.place(number)], self._arrived[number] = buffer, behind
+                if buffer is None or free.pop(buffer.data_ptr(), None) is None:
+                    return False
+                found[self.turns.place(number)], self._arrived[number] = buffer, behind
+                return True
+
+            for number in ahead:
+                there(number)
+            for number in self.turns.find(there):
+                if self._fetched.pop(number, None) is not None:
+                    self._source.release(self._unit(number))
             for name, slots in self._slots.items():
                 rest = iter([slot.buffer for slot in slots if slot.buffer.data_ptr() in free])
                 self._slots[name] = [_Slot(found[name, k] if (name, k) in found else next(rest), behind) for k in range(len(slots))]
@@ -234,7 +244,9 @@ class VramRing:
             if waiting:
                 self.stats.slot_wait_s += time.perf_counter() - begun
             number = turns.next_copy()
-            if number is None:
+            if number is None and turns.is_copied(turns.fetched):
+                self._pass_over(turns.fetched)
+            elif number is None:
                 self._fetch(turns.fetched)
                 self.stats.slot_waits += turns.next_copy() is None
             else:
@@ -255,6 +267,13 @@ class VramRing:
         window_s = time.perf_counter()
         slot, source = self._source.acquire(self._unit(number))
         self._fetched[number] = _Fetched(slot, source, window_s, time.perf_counter())
+        self.turns.fetched += 1
+
+    def _pass_over(self, number: int) -> None:
+        """It was found in its slot. DRAM is asked all the same, which counts visits."""
+        unit = self._unit(number)
+        self._source.acquire(unit)
+        self._source.release(unit)
         self.turns.fetched += 1
 
     def _copying(self, number: int) -> Iterator[Ready]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -146,6 +146,40 @@ def test_passes_of_both_sorts_find_their_units(seed: int) -> None:
         rig.recorded.finish()
     copied = rig.ledger.totals().get("h2d")
     assert (copied.bytes if copied else 0) == rig.recorded_passes * rig.recorded.nbytes
+
+
+@pytest.mark.parametrize("kinds", ["faffaf", "faffafaf", "ffaa"])
+def test_nothing_passes_the_link_twice_where_launches_change(kinds: str) -> None:
+    """However often passes of both sorts follow each other, each unit comes once a pass, but for what lies in slots at the end: also units
+    that the ring would not have brought so far ahead, and those that it brought to another slot."""
+    rig = Rig(kinds, (2, 2), 1)
+    from_dram = {tensor.data_ptr() for tensor in rig.dram.bytes.values()}
+    counted, passes = Counted(from_dram), 8
+    rig.device.copy = counted.over(rig.device.copy)  # type: ignore[method-assign]
+    rig.graph.copy = counted.behind(rig.graph.copy)  # type: ignore[method-assign]
+    with rig.started():
+        for _ in range(passes):
+            rig.launched_as_a_whole()
+            rig.launched_singly()
+        rig.recorded.finish()
+    assert 2 * passes * len(kinds) <= counted.copies <= 2 * passes * len(kinds) + 4
+
+
+class Counted:
+    """Counts copies whose source is one of these addresses."""
+
+    def __init__(self, sources: set[int]):
+        self._sources, self.copies = sources, 0
+
+    def over(self, copy: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        def counted(dst: torch.Tensor, src: torch.Tensor) -> None:
+            self.copies += src.data_ptr() in self._sources
+            copy(dst, src)
+
+        return counted
+
+    def behind(self, copy: Callable[[str, torch.Tensor, torch.Tensor], None]) -> Callable[[str, torch.Tensor, torch.Tensor], None]:
+        return lambda chain, dst, src: self.over(partial(copy, chain))(dst, src)
 
 
 def test_without_streamed_units_there_is_nothing_to_take() -> None:

@@ -70,7 +70,7 @@ class Turns:
 
     def may_fetch_now(self, there: Callable[[int], bool]) -> bool:
         """Fetching holds up what was fetched before it, so that must be none, or the unit must be ``there`` already."""
-        return self.may_fetch() and (self.fetched == self.copied or there(self.fetched))
+        return self.may_fetch() and (self.fetched <= self.first or there(self.fetched))
 
     def next_copy(self) -> int | None:
         """The first fetched number whose slot is free: compute has issued everything that reads what lies there."""
@@ -80,9 +80,24 @@ class Turns:
         """The copy of ``number``, which was :meth:`next_copy`, is queued."""
         self._copied[self._class(number)] += 1
 
+    def find(self, there: Callable[[int], bool]) -> list[int]:
+        """Between passes: numbers of the next one that are ``there`` already, though nobody copied them here; they count as copied. Of each
+        class those behind what was copied, as far as its slots reach. They are asked of DRAM in their turn all the same."""
+        found: list[int] = []
+        for name, members in self._members.items():
+            end = self.entered // len(self._classes) * len(members) + min(self._slots[name], len(members))
+            while self._copied[name] < end and there(number := self._number(name, self._copied[name])):
+                self._copied[name] += 1
+                found.append(number)
+        return found
+
+    def is_copied(self, number: int) -> bool:
+        """Whether its copy was queued, or it was found."""
+        return self._ordinal(number) < self._copied[self._class(number)]
+
     def may_enter(self) -> bool:
         """The next unit's copy was queued, so its kernels may be issued behind it."""
-        return self._ordinal(self.entered) < self._copied[self._class(self.entered)]
+        return self.is_copied(self.entered)
 
     def state(self) -> tuple[int, ...]:
         """Between passes, all that what comes next depends on: equal when only the number of passes differs."""
