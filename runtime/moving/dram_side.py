@@ -114,7 +114,8 @@ class DramTier:
         return self._arena.slice(start, plan.nbytes - plan.offsets[unit])
 
     def release(self, unit: Unit) -> None:
-        """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back, by whichever thread."""
+        """The consumer no longer reads the unit's buffer. A layer is left when the last of its units was given back. Any
+        thread."""
         if unit.kind == "head":
             return
         units = self._plans[unit.layer].units

@@ -25,8 +25,8 @@ class Launched(Protocol):
 
 
 class SlotTurns:
-    """``ring`` and ``recorded`` over the same slots. All that ``streamed`` through either lies in DRAM for good; nothing passes the link twice
-    that lies in a slot."""
+    """``ring`` and ``recorded`` over the same slots. All that ``streamed`` through either lies in DRAM for good; what lies in a slot passes
+    the link no more."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class SlotTurns:
         self._taken = False
 
     def _fill(self, lies: Mapping[Unit, torch.Tensor]) -> None:
-        """Queue the copies that bring each unit that the pass begins with to its slot. What ``lies`` in another slot comes from there, which
-        takes a hundredth of the link's time."""
+        """Queue the copies that bring each unit that the pass begins with to its slot. What ``lies`` in another slot comes from there, in a
+        hundredth of the link's time."""
         targets = {i: self._recorded.buffer(i) for i in self._recorded.rounds.first}
         here = {i: lies[unit] for i in targets if (unit := self._recorded.units[i]) in lies}
         moves = {i: slot for i, slot in here.items() if slot.data_ptr() != targets[i].data_ptr()}

@@ -10,6 +10,7 @@ import pytest
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.page_record import checksum_of
+from penstock.runtime.kv.pages.card_pages import CardPages
 from tests.runtime.kv.batches import served
 from tests.runtime.kv.pages import flip
 from tests.runtime.kv.tier_cases import OTHER, PAGE, STEM, at_random, first, last, tokens
@@ -60,6 +61,18 @@ def test_a_flipped_bit_in_dram_is_found_and_what_follows_is_computed(plan: Plan,
         run.prefix.forget()
         assert run.batch([STEM]) == [96], "it was computed and kept anew"
         assert run.prefix.facts()["failures"] == 1 == len(lines)
+
+
+def test_a_card_has_been_given_all_copies_before_a_check_begins(card_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that check take the interpreter's lock from the one that queues copies, which the link waits for."""
+    order: list[str] = []
+    with served(card_plan, None, first, bounce=2) as run:
+        run.batch([STEM])
+        run.prefix.forget()
+        bring, submit = CardPages.bring, run.prefix._aside.submit
+        monkeypatch.setattr(CardPages, "bring", lambda *given: order.append("copy") or bring(*given))
+        monkeypatch.setattr(run.prefix._aside, "submit", lambda *given: order.append("check") or submit(*given))
+        assert run.batch([STEM]) == [96] and order[:7] == [*["copy"] * 6, "check"]
 
 
 @pytest.mark.parametrize(("choose", "host_layers"), [(None, ()), (first, (1,)), (last, (0, 1, 2))])

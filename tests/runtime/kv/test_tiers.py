@@ -53,6 +53,21 @@ def test_a_card_restores_from_each_tier(card_plan: Plan, tmp_path: Path, choose:
         assert run.batch([STEM]) == [96] and tokens(run.prefix.facts()) == (96, 0, 0), "what was brought stays in the pool"
 
 
+def test_pages_that_come_together_lie_one_behind_the_other(card_plan: Plan) -> None:
+    """Attention reads them as they lie. A free page before them would not do for all."""
+    with served(card_plan, None, first, bounce=2) as run:
+        run.batch([STEM])
+        run.prefix.forget()
+        pool, sequence = run.memory.pool, KvSequence.of(0, STEM)
+        alone, other = pool.take(2)
+        pool.release([alone])
+        run.prefix.restore([sequence])
+        assert sequence.cached == 96 and sequence.pages == list(range(other + 1, other + 7))
+        run.prefix.confirm()
+        sequence.release(pool)
+        pool.release([other])
+
+
 class Copied(TorchDispatchMode):
     """Counts the bytes that torch writes inside."""
 
