@@ -43,7 +43,7 @@ class Restore:
     """Brings pages. Pages in the pool are there. Pages in DRAM are copied at the link's rate while other threads compare their checksums.
     Pages on disk are read and checked by ``readers``, several ahead, so that disk and link overlap. A card may compute with pages of
     DRAM before their checks are over: ``confirm`` waits for these. There all copies are queued before the first check begins: threads that
-    come and go for the interpreter's lock made a page take the host 0.3 ms instead of 0.1, as long as the link does."""
+    come and go for the interpreter's lock made a page of 16.8 MB take the host 0.3 ms instead of 0.06. The link takes 0.33."""
 
     def __init__(self, tiers: Tiers, readers: ThreadPoolExecutor, depth: int, checks: ThreadPoolExecutor, totals: Totals, warn: Warn):
         self._tiers, self._dram = tiers, tiers.dram.slots
@@ -74,9 +74,10 @@ class Restore:
         missing: set[bytes] = set()
         on_disk = (key for key, _ in far if where[key] is Tier.ssd)
         self.release()
-        taken = {} if slot_of is not None else self._take(wanted, far)
+        taken: dict[bytes, int] = {}
         ahead = ReadAhead(on_disk, self._tiers.disk, self._tiers.dram, self._readers, self._depth)
         try:
+            taken |= {} if slot_of is not None else self._take(wanted, far)
             for key, parent in far:
                 tier, slot = Tier.dram, None if parent in missing else self._dram.hold(key)
                 if slot is None and parent not in missing:
