@@ -213,9 +213,10 @@ class Ranks:
         yield from self.launching(f"{count} ranks", report)
 
     def launching(self, case: str, report: Mapping[str, Any]) -> Iterator[Row]:
-        """What a layer's part of a prompt takes the host of rank 0, over the probe's layer; nothing without a card."""
+        """What a layer's part of a prompt takes the host of rank 0, over the probe's layer. Nothing without a card, or where a prompt waits
+        for what streams: that is no launching."""
         one = (report["ranks"] or [report])[0]
-        if one["launching"] is None or one["launching"]["prompts"] is None:
+        if one["launching"] is None or one["launching"]["prompts"] is None or report["predicted"]["bottleneck_prefill"] != "card":
             return
         parts = parts_of(int(self.given.get("prompt", "2048")), one.get("part_tokens", 0))
         each_s = one["launching"]["prompts"]["median_s"] / one.get("layers", self.layers) / parts

@@ -1,13 +1,16 @@
 /* BF16 matrices by AMX: 16 rows of the matrix times 16 input rows, whose sums stay in a tile. part[0]: [rows][columns].
  *
  * A tile of the matrix is loaded as it lies, 16 rows of 32 columns; inputs come as pairs, 32 columns of 16 rows. So 16 input rows cost
- * what one does. Four sums are under way at once, each of every fourth 32 columns. */
+ * what one does. Four sums are under way at once, each of every fourth 32 columns.
+ *
+ * Columns go in pieces of PIECE tiles. While one is multiplied the next is asked for, row after row: memory likes a kilobyte in a row better
+ * than 16 rows at a time, and a claim's first piece is all that is waited for. */
 #include "products.h"
 
 #ifdef HAS_TILES
 #include <immintrin.h>
 
-enum { TILE_COLUMNS = 32, CHAINS = 4 };
+enum { TILE_COLUMNS = 32, CHAINS = 4, PIECE = 16, PIECE_COLUMNS = PIECE * TILE_COLUMNS };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
@@ -20,8 +23,14 @@ struct tile_config {
     uint8_t rows[16];
 };
 
-/* Sums of 16 rows of the matrix and 16 input rows, [CHAINS][output][input]. ahead: elements to what is wanted next. */
-FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t columns, int64_t ahead, float *sums)
+FOR_AMX ALONE void ask_for(const uint16_t *row)
+{
+    for (int i = 0; i < PIECE; i++)
+        _mm_prefetch((const char *)(row + i * TILE_COLUMNS), AHEAD_HINT);
+}
+
+/* Sums of 16 rows of the matrix and 16 input rows, [CHAINS][output][input]. next: the 16 rows behind them, or 0. */
+FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t columns, const uint16_t *next, float *sums)
 {
     const int64_t all = columns / TILE_COLUMNS, bytes = columns * 2;
     int64_t t = 0;
@@ -31,11 +40,12 @@ FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t co
     _tile_zero(3);
 #define STEP(chain, a, b)                                                                                                            \
     do {                                                                                                                             \
-        const uint16_t *at = w + (t + chain) * TILE_COLUMNS;                                                                         \
-        for (int i = 0; ahead && i < TILE_ROWS; i++)                                                                                 \
-            _mm_prefetch((const char *)(at + i * columns + ahead), AHEAD_HINT);                                                      \
-        _tile_loadd(a, at, bytes);                                                                                                   \
-        _tile_loadd(b, pairs + (t + chain) * TILE_COLUMNS * TILE_ROWS, 64);                                                          \
+        const int64_t k = (t + chain) * TILE_COLUMNS, after = k / PIECE_COLUMNS * PIECE_COLUMNS + PIECE_COLUMNS;                     \
+        const uint16_t *ahead = after < columns ? w + after : next;                                                                  \
+        if (ahead)                                                                                                                   \
+            ask_for(ahead + (t + chain) % PIECE * columns);                                                                          \
+        _tile_loadd(a, w + k, bytes);                                                                                                \
+        _tile_loadd(b, pairs + k * TILE_ROWS, 64);                                                                                   \
         _tile_dpbf16ps(chain, a, b);                                                                                                 \
     } while (0)
     for (; t + CHAINS <= all; t += CHAINS) {
@@ -70,15 +80,20 @@ FOR_AMX void bf16_tiles(const struct matrix *m, int64_t first, int64_t last, con
         config.rows[i] = TILE_ROWS;
     }
     _tile_loadconfig(&config);
-    for (; o + TILE_ROWS <= last; o += TILE_ROWS)
+    for (int64_t i = 0; i < TILE_ROWS && o + TILE_ROWS <= last; i++)
+        ask_for((const uint16_t *)m->part[0] + (o + i) * columns);
+    for (; o + TILE_ROWS <= last; o += TILE_ROWS) {
+        const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;
+        const uint16_t *next = o + 2 * TILE_ROWS <= last ? w + TILE_ROWS * columns : 0;
         for (int64_t from = 0; from < in->rows; from += TILE_ROWS) {
-            sixteen((const uint16_t *)m->part[0] + o * columns, in->pairs + from * columns, columns, from ? 0 : TILE_ROWS * columns, sums);
+            sixteen(w, in->pairs + from * columns, columns, from + TILE_ROWS < in->rows ? 0 : next, sums);
             for (int64_t r = 0; r < TILE_ROWS && from + r < in->rows; r++)
                 for (int64_t i = 0; i < TILE_ROWS; i++) {
                     const float *sum = sums + i * TILE_ROWS + r;
                     y[(from + r) * stride + o + i] = (sum[0] + sum[256]) + (sum[512] + sum[768]);
                 }
         }
+    }
     _tile_release();
     if (o < last)
         bf16_dot(m, o, last, in, y, stride);

@@ -238,10 +238,12 @@ for asked in (0, 0, 0, 1):
 
 def test_a_process_ends_by_an_interrupt_while_a_thread_looks() -> None:
     """In the middle of a step that nobody goes on with, and that nobody closes: before its first unit, and before its second one. Three of
-    five ended by SIGSEGV, since the interpreter freed what the thread was reading."""
+    five ended by SIGSEGV, since the interpreter freed what the thread was reading. A child that was forked ends by the signal in Python
+    3.11, with status 1 in 3.12."""
     run = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", INTERRUPTED]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=CLI_HANGS_S, check=False)
-    assert [int(status) for status in done.stdout.split()] == [-signal.SIGINT] * 4, done.stderr
+    ended = [int(status) for status in done.stdout.split()]
+    assert len(ended) == 4 and {*ended} <= {-signal.SIGINT, 1}, (ended, done.stderr)
     assert done.stderr.count("KeyboardInterrupt") == 4
 
 
