@@ -112,7 +112,9 @@ def vars_of(extent: Extent) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(8_294_400, 518_400, 11_520, 4_147_200, 259_200, 5_760), (117_440_512,) * 3], ids=["gpt-oss-120b", "Mixtral-8x7B"]
+    "sizes",
+    [(8_294_400, 518_400, 11_520, 4_147_200, 259_200, 5_760), (4_147_200, 8_294_400, 5_760, 11_520, 259_200, 518_400), (117_440_512,) * 3],
+    ids=["gpt-oss-120b", "gpt-oss-120b by names", "Mixtral-8x7B"],
 )
 def test_a_third_of_an_expert_is_left_to_copy_when_the_ssd_has_brought_it(sizes: tuple[int, ...]) -> None:
     """As published, at odd places of its file."""
@@ -122,6 +124,23 @@ def test_a_third_of_an_expert_is_left_to_copy_when_the_ssd_has_brought_it(sizes:
         end += nbytes + 1000
     parts = parts_of(UnitLayout(end, (), tuple(extents), sum(sizes)), most_of(end))
     assert [sum(extent.nbytes for extent in part) for part in parts] == pytest.approx([sum(sizes) * 2 / 3, sum(sizes) / 3], rel=0.01)
+    assert len(parts[-1]) == 1, "of the largest tensor: what is looked at has come before"
+
+
+@given(pieces=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 300_000)), min_size=1, max_size=6), most=st.integers(4096, 10**6))
+def test_parts_are_all_of_an_expert_and_no_larger_than_was_said(pieces: list[tuple[int, int]], most: int) -> None:
+    extents, end = [], 0
+    for offset, nbytes in pieces:
+        extents.append(Extent(Path("weights"), offset, nbytes, end))
+        end += nbytes
+    parts = parts_of(UnitLayout(end, (), tuple(extents), end), most)
+    assert all(sum(e.nbytes for e in part) <= most for part in parts)
+    at = 0
+    for piece in sorted((e for part in parts for e in part), key=lambda e: e.dest):
+        whole = next(e for e in extents if e.dest <= piece.dest < e.dest + e.nbytes)
+        assert (piece.dest, piece.offset - whole.offset) == (at, piece.dest - whole.dest) and piece.nbytes > 0
+        at += piece.nbytes
+    assert at == end
 
 
 def test_one_tokens_missed_experts_come_together_behind_one_event(layouts: dict) -> None:
