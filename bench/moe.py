@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, bound_row, limit_of, link_limit, machine  # noqa: E402
+from bench.link import Bench, bound_row, limit_of, limits_of, link_limit, machine  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
@@ -181,7 +181,8 @@ class Cases:
 
 def one_after_the_other(report: dict, case: str = "  of their sum", target: str = "", expert_bytes: int = 0) -> Row:
     """What batch 1 allows without foresight: an expert is fetched when its router has spoken, and nothing else is done meanwhile; what
-    comes from the SSD crosses the link as it arrives. With ``expert_bytes`` experts that steps fetched ahead are left out."""
+    comes from the SSD crosses the link as it arrives. The SSD's rate is that of a stream, with as many in flight as the plan has; what one
+    expert at a time takes is told beside. With ``expert_bytes`` experts that steps fetched ahead are left out."""
     stages, steps, compute_s = report["stages"]["decode"], len(report["step_s"]), limit_of(report, "decode_s")
     tiers = {"ssd": report["experts"]["dram"], "h2d": report["experts"]["vram"]}
     ahead = {name: (tier["ahead"] - tier["prompt_ahead"]) * expert_bytes if tier else 0 for name, tier in tiers.items()}
@@ -192,6 +193,8 @@ def one_after_the_other(report: dict, case: str = "  of their sum", target: str 
     copy_s = max(0.0, copied - read) / link_limit(report, "h2d")[0] if copied else 0.0
     total = compute_s + read_s + copy_s
     what = f"computing {compute_s:.4f}, SSD {read_s:.4f}, from DRAM {copy_s:.4f} s"
+    if read and limits_of(report, "ssd_one_gbps"):
+        what += f"; SSD with one expert in flight {read / limit_of(report, 'ssd_one_gbps'):.4f} s"
     return Row(case, what, mean_s(report), total, "s", mean_s(report) / total, target, None, 0, 0)
 
 

@@ -13,6 +13,7 @@ from statistics import median
 from penstock.planner.common.measures import GB
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.generate import Batch
+from penstock.runtime.experts.expert_room import ExpertHost
 from penstock.runtime.memory.device import Event
 from penstock.runtime.moving.filler import Arrival
 
@@ -22,17 +23,23 @@ WINDOW_S = 0.2
 """Least time of one window of it."""
 REHEARSALS = 3
 
+Read = Callable[[int, Arrival], None]
+"""Begins one into a slot."""
 Until = Callable[[], bool]
 """Whether a measurement has lasted long enough."""
 
 
 def measure_limits(engine: Engine) -> dict[str, float]:
     """What the links give, each alone: ``ssd_gbps`` and, with a GPU, ``h2d_gbps``; where the SSD is read beside copies, also both at
-    once: ``ssd_beside_h2d_gbps`` and ``h2d_beside_ssd_gbps``.
+    once: ``ssd_beside_h2d_gbps`` and ``h2d_beside_ssd_gbps``. Of experts also ``ssd_one_gbps``: each is asked for when the one before has
+    come, as a step does.
 
     Overwrites the DRAM cache's slots and one slot of VRAM: before loading or after the end.
     """
     limits = {"ssd_gbps": _ssd_gbps(engine, _lasting(SECONDS))} if engine.dram.layers or engine.reads_ssd else {}
+    experts = engine.host.experts
+    if experts is not None and experts.room.reads:
+        limits["ssd_one_gbps"] = _read_gbps(engine, _experts(experts), 1, _lasting(SECONDS))
     if engine.link_target is not None:
         limits["h2d_gbps"] = _h2d_gbps(engine, _lasting(SECONDS))
         if engine.reads_ssd:
@@ -66,8 +73,12 @@ def _both(engine: Engine) -> dict[str, float]:
 
 
 def _ssd_gbps(engine: Engine, over: Until) -> float:
-    """The reader pool kept full with the plan's own layers, else experts, its blocks and its depth, O_DIRECT, into the arena."""
-    reads, count = _reads(engine)
+    """The reader pool kept full with the plan's own layers, else experts."""
+    return _read_gbps(engine, *_reads(engine), over)
+
+
+def _read_gbps(engine: Engine, reads: Sequence[Read], count: int, over: Until) -> float:
+    """Of ``reads`` into ``count`` slots of the arena, by the plan's blocks and depth, O_DIRECT."""
     slots = deque(range(count))
     waiting: deque[tuple[Arrival, int]] = deque()
     begun, first = time.perf_counter(), engine.pool.meter.bytes
@@ -86,12 +97,16 @@ def _ssd_gbps(engine: Engine, over: Until) -> float:
     return (engine.pool.meter.bytes - first) / (time.perf_counter() - begun) / GB
 
 
-def _reads(engine: Engine) -> tuple[Sequence[Callable[[int, Arrival], None]], int]:
+def _reads(engine: Engine) -> tuple[Sequence[Read], int]:
     """What starts a read into a slot, of each layer or expert, and how many slots there are."""
     experts = engine.host.experts
     if engine.dram.layers or experts is None:
         return [partial(engine.dram.read_into, layer) for layer in engine.dram.layers], engine.dram.slots
-    return [partial(experts.dram.read_into, key) for key in experts.dram.keys], max(1, experts.room.dram_slots)
+    return _experts(experts), max(1, experts.room.dram_slots)
+
+
+def _experts(experts: ExpertHost) -> Sequence[Read]:
+    return [partial(experts.dram.read_into, key) for key in experts.dram.keys]
 
 
 def _h2d_gbps(engine: Engine, over: Until) -> float:
