@@ -144,6 +144,11 @@ class Company:
         if self.line is not None:
             self.line.steady(yes)
 
+    def told_elsewhere(self) -> None:
+        """Whoever started this process says how it ended: where it is killed all ranks end without a line."""
+        if self.heart is not None:
+            self.heart.told_elsewhere()
+
     def failed(self, status: int, line: str) -> None:
         """This rank cannot go on, and so nobody can: rank 0 is to end with ``status`` and tell ``line``."""
         if self.heart is not None and self.heart.lost is None:

@@ -45,6 +45,10 @@ class Heart:
         self._left.set()
         self._say(f"failed {status} {' '.join(line.split())}")
 
+    def told_elsewhere(self) -> None:
+        """Whoever started this process says how it ended: the watchdog ends the others without a line."""
+        self._say("told")
+
     def when_lost(self, told: Callable[[str], None]) -> None:
         """``told`` hears the watchdog's line, too."""
         self._tell_lost = told

@@ -52,6 +52,8 @@ class Watched:
     steady: bool = False
     left: bool = False
     """Whether it has said that it goes."""
+    told: bool = False
+    """Whether whoever started it says how it ended."""
     rest: bytes = b""
 
     @property
@@ -143,6 +145,8 @@ class Watchdog:
                 one.steady = word == "steady"
             elif word == "bye":
                 one.left = True
+            elif word == "told":
+                one.told = True
             elif word == "kill":
                 self._kill_others(one)
             elif word == "failed":
@@ -158,6 +162,9 @@ class Watchdog:
             self._leaving |= dict.fromkeys(self._children if one.rank == 0 else [one.rank], late)
         elif self._untold is not None and self._untold[0] == one.rank:
             say(f"runtime: {self._untold[1]}")  # it has ended itself before it could
+        elif one.told:
+            self._ending = self._ending or time.monotonic() + LEAVING_S
+            self._kill_others(None)
         else:
             self._end(2, f"{one.name} {self._how(one.rank)}; all ranks have ended", one)
 

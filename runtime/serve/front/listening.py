@@ -212,6 +212,8 @@ class Listening(uvicorn.Server):
         )
         super().__init__(config)
         self._drain, self._kill = drain, kill
+        self.came: int | None = None
+        """The signal that ended it first."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -230,6 +232,7 @@ class Listening(uvicorn.Server):
         if self.should_exit:
             self.force_exit = True
             self._kill()
+        self.came = self.came or sig
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -137,7 +137,8 @@ class Supervisor:
         self.state = "stopped"
 
     async def drain(self, drain_s: float) -> None:
-        """Take nothing new; return when what was under way is answered and the motor has ended, by force after ``drain_s``."""
+        """Take nothing new; return when what was under way is answered and the motor has ended, by force after ``drain_s``, or at once
+        where it loads yet."""
         was, self.state, self._ending = self.state, "draining", True
         process = self._process
         if process is None:
@@ -146,6 +147,8 @@ class Supervisor:
             self.post(Drain())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.ended(), drain_s)
+        else:
+            process.kill()
         self._fail(ApiError(503, "the server is shutting down; ask again", code="draining"))
         await self._end(process)
 

@@ -113,6 +113,8 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
     reuse = fitted(cfg.kv, plan)
     wait_asleep()  # the front is a busy neighbour of every motor
     with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan)) as ground:
+        if ground.company is not None:
+            ground.company.told_elsewhere()  # the front ends a motor, and says so
         tell("imports", 0, 1)
         ground.open_card()
         with uncollected():

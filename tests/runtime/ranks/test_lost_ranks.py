@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,31 @@ def test_all_end_when_one_is_lost_that_has_slices_of_experts(
     endless = dealt_plan(checkpoint, made, 3, share=ExpertShare.sliced, new_tokens=60_000)
     found, err, ranks = lost(endless, tmp_path, "evict", how, which)
     assert (found, err) == (status, said.format(*ranks)), err[-3000:]
+
+
+def test_a_server_that_is_interrupted_while_it_loads_ends_as_any_command_does(tmp_path: Path) -> None:
+    """Its engine is rank 0 of a company of its own, and is killed: the watchdog said so, and the server took that for an end of its own."""
+    plan = dealt_plan(save_tiny(tmp_path / "model", layers=12), decisions(pages=64, prefill_chunk_tokens=64), 2)
+    served = replace(plan, workload=replace(plan.workload, clients=2, batch=0))
+    serve = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "serve", f"plan={desk(tmp_path, served).plan}", "port=0"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert serve.stderr is not None
+        assert "listening on" in serve.stderr.readline()
+        until = time.monotonic() + HANGS_S
+        while not (ranks := [rank for motor in children(serve.pid) for dog in children(motor) for rank in children(dog)]):
+            assert serve.poll() is None and time.monotonic() < until
+            time.sleep(0.01)
+        serve.send_signal(signal.SIGINT)
+        out, err = serve.communicate(timeout=HANGS_S)
+    finally:
+        serve.kill()
+    while any(map(lives, ranks)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert (serve.returncode, out, err) == (130, "", "runtime: interrupted\n")
+    assert not any(map(lives, ranks))

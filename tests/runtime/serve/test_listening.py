@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.interrupt import noted
 from penstock.runtime.serve.front.callers import Keys
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.listen_address import bound
@@ -306,6 +307,29 @@ def test_a_signal_lets_replies_end_and_takes_nothing_new() -> None:
     answer, report = run(scenario())
     assert b'"text":"o"' in answer and b"data: [DONE]\n\n" in answer
     assert report == {"tokens": 5}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_model_is_loaded_ends_a_server_as_it_does_any_verb(number: signal.Signals) -> None:
+    """It was a drain of nothing, with the report `{}` and the status of one that had served, after as long as the engine's imports took."""
+    script, came = Script(load=asyncio.Event()), list[int]()
+
+    async def start() -> FakeMotor:
+        return FakeMotor(script)
+
+    async def scenario() -> None:
+        supervisor = Supervisor(start, Open("plan.yaml"), tell)
+        with contextlib.closing(bound("127.0.0.1", 0)) as sock:
+            task = asyncio.create_task(serve_on(sock, Served("model"), vocabulary(), Keys(()), supervisor))
+            while supervisor.progress is None:
+                await asyncio.sleep(0.001)
+            os.kill(os.getpid(), number)
+            await task
+        assert supervisor.state == "stopped"
+
+    with noted(came):
+        run(scenario())
+    assert came == [number]
 
 
 def test_what_has_not_ended_when_the_drain_is_over_gets_an_error_event() -> None:
