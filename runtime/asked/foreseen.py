@@ -7,9 +7,9 @@ from dataclasses import replace
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
-from penstock.runtime.asked.order import Order
+from penstock.runtime.asked.order import Order, pages_each
 from penstock.runtime.asked.run_schema import RunConfig
-from penstock.runtime.asked.schedule import batches_of, context_tokens
+from penstock.runtime.asked.schedule import context_tokens
 
 
 def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: int) -> Plan:
@@ -25,13 +25,10 @@ def for_requests(plan: Plan, count: int, longest: int, new_tokens: int, batch: i
 
 
 def _fewer(own: Plan, batch: int, chunk_tokens: int) -> Decisions:
-    """What one rank decides, for ``batch`` sequences: pages in proportion, or as many as one of a server's has at most."""
-    kv, old = own.decisions.kv, own.decisions.batch
-    layer = kv.pages // own.model.layers
-    each = layer // old
-    if own.workload.is_served:
-        each = max(each, min(layer // batch, -(-own.workload.max_tokens // kv.page_tokens)))
-    pages = {name: getattr(kv, name) // layer * (each * batch) for name in ("vram_pages", "dram_pages", "ssd_pages")}
+    """What one rank decides, for ``batch`` sequences."""
+    kv = own.decisions.kv
+    layer, some = kv.pages // own.model.layers, pages_each(own, batch) * batch
+    pages = {name: getattr(kv, name) // layer * some for name in ("vram_pages", "dram_pages", "ssd_pages")}
     return replace(own.decisions, batch=batch, prefill_chunk_tokens=chunk_tokens, kv=replace(kv, **pages))
 
 
@@ -42,11 +39,10 @@ def random_count(cfg: RunConfig, plan: Plan) -> int:
 
 def foreseen(cfg: RunConfig, order: Order) -> Plan:
     """The plan for ``order`` before a tokenizer was read. A text counts as one token and a reply as none, so this is the least work."""
-    plan, size = order.plan, cfg.batch or order.plan.decisions.batch
+    plan = order.plan
     if order.requests is None:
         count, longest = random_count(cfg, plan), cfg.prompt_tokens or plan.workload.prompt_tokens
     else:
         count, talks = len(order.requests), [r.conversation for r in order.requests]
-        size = len(batches_of(talks, size)[0])
         longest = max(context_tokens(talks, [r.known_tokens for r in order.requests], [0] * count))
-    return for_requests(plan, count, min(longest, order.prompt_limit), order.new_tokens, size)
+    return for_requests(plan, count, min(longest, order.prompt_limit), order.new_tokens, order.batch)

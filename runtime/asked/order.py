@@ -29,6 +29,7 @@ from penstock.runtime.asked.page_room import reuse_of_rank
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.sampling_keys import check_sampling
+from penstock.runtime.asked.schedule import batches_of
 
 _SHAPES = ("model_type", "layers", "hidden", "vocab", "tied")
 _IDENTITY = (*_SHAPES, "attn_bytes", "ffn_bytes", "routed", "embed_bytes", "head_bytes", "norm_bytes", "kv_bytes_per_token")
@@ -51,11 +52,13 @@ class Order:
     """None asks for random tokens."""
     new_tokens: int
     """The most that a request asks for."""
+    batch: int
+    """Sequences that run together, at most."""
 
     @property
     def capacity_tokens(self) -> int:
         """Tokens of KV that the plan holds for each sequence."""
-        return capacity_tokens(self.plan)
+        return capacity_tokens(self.plan, self.batch)
 
     @property
     def prompt_limit(self) -> int:
@@ -78,9 +81,29 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     check_apart({"plan": cfg.plan, "prompts": cfg.prompts, "out": cfg.out, "trace": cfg.trace, "moe.record": cfg.moe.record})
     out, trace = writable(user_path(cfg.out), "out"), _trace(cfg)
     new_tokens = _new_tokens(cfg, plan)
-    requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan))
+    requests = read_prompts(cfg, plan, new_tokens, capacity_tokens(plan, 1))
     most = max((r.max_new_tokens for r in requests or ()), default=new_tokens)
-    return Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most)
+    order = Order(plan, checkpoint, out, trace, _record(cfg, plan), requests, most, _together(cfg, plan, requests))
+    if order.prompt_limit < 1:  # of a server's plan: of any other a sequence alone has no more
+        raise UserError(
+            f"max_new_tokens={most}: the plan holds KV for {order.capacity_tokens} tokens a sequence where {order.batch} share it;"
+            f" {fewer_together(plan, most + 1)}"
+        )
+    return order
+
+
+def _together(cfg: RunConfig, plan: Plan, requests: list[Asked] | None) -> int:
+    """Sequences of the largest batch. As many requests as fill one are made at random."""
+    size = cfg.batch or plan.decisions.batch
+    return size if requests is None else len(batches_of([r.conversation for r in requests], size)[0])
+
+
+def fewer_together(plan: Plan, tokens: int) -> str:
+    """How a server's ``plan`` gives ``tokens`` to a sequence: by fewer of them at once, or as another plan."""
+    batch = next((n for n in range(plan.decisions.batch, 0, -1) if capacity_tokens(plan, n) >= tokens), None)
+    if batch is not None:
+        return f"set batch={batch}: they share the KV of a server's plan"
+    return f"solve for workload=chat workload.context_tokens={tokens}: this plan is a server's, whose sequences end before"
 
 
 def check_fit(cfg: RunConfig, plan: Plan) -> tuple[Plan, Path]:
@@ -213,15 +236,25 @@ def _check_adapter(given: str | None, checkpoint: Path) -> None:
         )
 
 
-def capacity_tokens(plan: Plan) -> int:
-    """Tokens of KV that ``plan`` holds for each sequence."""
-    kv = plan.decisions.kv
-    return kv.pages // plan.of_rank(0).model.layers // plan.decisions.batch * kv.page_tokens
+def capacity_tokens(plan: Plan, batch: int | None = None) -> int:
+    """Tokens of KV that ``plan`` holds for each of ``batch`` sequences; None: of as many as it is for."""
+    return pages_each(plan.of_rank(0), batch or plan.decisions.batch) * plan.decisions.kv.page_tokens
+
+
+def pages_each(own: Plan, batch: int) -> int:
+    """Pages of a layer for each of ``batch`` sequences of a rank's plan: the same however few they are, or of a server's plan what the pool
+    holds, as far as one sequence may have it."""
+    kv = own.decisions.kv
+    layer = kv.pages // own.model.layers
+    each = layer // own.decisions.batch
+    if own.workload.is_served:
+        return max(each, min(layer // batch, -(-own.workload.max_tokens // kv.page_tokens)))
+    return each
 
 
 def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
     """Of requests that do not say how many."""
-    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, capacity_tokens(plan)
+    tokens, capacity = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens, capacity_tokens(plan, 1)
     if tokens < 1:
         raise UserError(f"max_new_tokens={tokens}: must be 1 or more, at most {capacity - 1} by this plan; set it so")
     limit = plan.model.max_tokens

@@ -15,7 +15,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
 from penstock.runtime.asked.foreseen import for_requests, random_count
-from penstock.runtime.asked.order import Order
+from penstock.runtime.asked.order import Order, fewer_together
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.asked.sampling_keys import Sampling, sampling_of
@@ -125,8 +125,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free, impo
     if cfg.clip is None:
         _refuse_what_does_not_fit(cfg, order, requests)
     longest = min(limit, max(_contexts(requests, [r.max_new_tokens for r in requests])))
-    together = len(batches_of([r.conversation for r in requests], cfg.batch or plan.decisions.batch)[0])
-    plan = for_requests(plan, len(requests), longest, order.new_tokens, together)
+    plan = for_requests(plan, len(requests), longest, order.new_tokens, order.batch)
     refuse_if_short(Budget.of(plan.of_rank(0)), free)
     plan = _as_it_starts(plan, order.checkpoint, imports_s)
     if cfg.validate is Validation.full:
@@ -159,9 +158,8 @@ def _refuse_what_does_not_fit(cfg: RunConfig, order: Order, requests: Sequence[R
     remedies = [f"set max_new_tokens={fewer}"] if fewer > 0 else []
     if limit and need > limit:
         remedies += [f"shorten the prompt: {order.plan.model.name} is made for sequences of {limit} tokens"]
-    elif order.plan.workload.is_served:  # solved again it has one such sequence in its pool, of which each row has a share here
-        rows = order.plan.decisions.batch
-        remedies += [f"solve for workload=chat workload.context_tokens={need}: this plan is a server's, whose {rows} rows share its KV"]
+    elif order.plan.workload.is_served:  # solved again it has one such sequence in its pool
+        remedies += [fewer_together(order.plan, need)]
     else:
         remedies += ["run it with replan=true", f"make a plan by `planner replan plan={cfg.plan} context_tokens={need}`"]
     raise UserError(

@@ -26,7 +26,7 @@ def replanned(cfg: RunConfig) -> Plan:
     cards that are not here. Imports transformers to read the prompts. UserError where no plan fits."""
     plan, checkpoint = check_fit(cfg, read_plan(user_path(cfg.plan)))
     need, missing = _needed_tokens(cfg, plan, checkpoint), cards_missing(plan, seat_of_environment() is not None)
-    changed = [f"context_tokens={need}"] if need > capacity_tokens(plan) else []
+    changed = [f"context_tokens={need}"] if need > capacity_tokens(plan, 1) else []
     changed += [] if missing is None else [f"devices=[{','.join(map(str, range(missing[1])))}]"]
     if not changed:
         return plan

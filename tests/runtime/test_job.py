@@ -53,20 +53,38 @@ def played(made: Job) -> list[Batch]:
     return [served.batch for served in made.play(said)]
 
 
-def test_what_a_servers_plan_has_no_room_for_is_not_sent_to_a_plan_of_the_same_kind(plan: Plan, tmp_path: Path) -> None:
+@pytest.fixture
+def served(plan: Plan) -> Plan:
+    """A server's plan of 4 rows, whose pool has 256 tokens, and one of whose sequences has 160 at most."""
+    kv = replace(plan.decisions.kv, dram_pages=16 * plan.model.layers)
+    work = replace(plan.workload, clients=4, batch=0, context_tokens=160)
+    return replace(plan, workload=work, decisions=replace(plan.decisions, kv=kv))
+
+
+def test_what_a_servers_plan_has_no_room_for_is_not_sent_to_a_plan_of_the_same_kind(served: Plan, tmp_path: Path) -> None:
     """`planner replan` would give its pool one such sequence, and a run each of its rows a share of that: refused as before, for ever."""
-    served = replace(plan, workload=replace(plan.workload, clients=4, batch=0))
-    with pytest.raises(
-        UserError, match="workload=chat workload.context_tokens=50: this plan is a server's, whose 4 rows share its KV"
-    ) as told:
-        job(served, tmp_path, prompt_tokens=40)
-    assert "replan" not in str(told.value)
+    for keys, remedy in (
+        ({"prompt_tokens": 60}, "set batch=3: they share the KV of a server's plan"),
+        ({"prompt_tokens": 80, "batch": 3}, "set batch=2"),
+        ({"max_new_tokens": 64}, "64 tokens a sequence where 4 share it; set batch=3"),
+        ({"prompt_tokens": 151}, "workload=chat workload.context_tokens=161: this plan is a server's"),
+    ):
+        with pytest.raises(UserError, match=remedy) as told:
+            job(served, tmp_path, **keys)
+        assert "replan" not in str(told.value)
+    assert job(served, tmp_path, prompt_tokens=150, batch=1).capacity_tokens == 160
+    assert job(served, tmp_path, prompt_tokens=80, batch=2).capacity_tokens == 128
 
 
-@pytest.mark.parametrize(("batch", "tokens"), [(1, 160), (2, 96), (3, 64), (4, 48)])
-def test_a_row_alone_has_what_a_server_gives_one(plan: Plan, batch: int, tokens: int) -> None:
+def test_a_prompt_alone_has_what_a_server_gives_one(served: Plan, tmp_path: Path) -> None:
+    """It had a row's share of the pool, as if the other rows were there."""
+    made = asked(served, tmp_path, [{"tokens": [1, 2], "max_new_tokens": 100}])
+    assert (made.capacity_tokens, made.plan.decisions.batch, capacity_tokens(made.plan)) == (160, 1, 160)
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 160), (2, 128), (3, 80), (4, 64)])
+def test_a_row_alone_has_what_a_server_gives_one(served: Plan, batch: int, tokens: int) -> None:
     """As many tokens as the workload names, while the pool holds them: a conversation had a row's share of it."""
-    served = replace(plan, workload=replace(plan.workload, clients=4, batch=0, context_tokens=160))
     made = for_requests(served, batch, 30, 10, batch)
     assert capacity_tokens(made) == tokens and made.decisions.kv.pages <= served.decisions.kv.pages
 
