@@ -7,7 +7,7 @@ from dataclasses import replace
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
-from penstock.runtime.asked.order import Order, pages_each
+from penstock.runtime.asked.order import Order, pages_each, random_tokens
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.schedule import context_tokens
 
@@ -41,7 +41,7 @@ def foreseen(cfg: RunConfig, order: Order) -> Plan:
     """The plan for ``order`` before a tokenizer was read. A text counts as one token and a reply as none, so this is the least work."""
     plan = order.plan
     if order.requests is None:
-        count, longest = random_count(cfg, plan), cfg.prompt_tokens or plan.workload.prompt_tokens
+        count, longest = random_count(cfg, plan), random_tokens(cfg, plan)
     else:
         count, talks = len(order.requests), [r.conversation for r in order.requests]
         longest = max(context_tokens(talks, [r.known_tokens for r in order.requests], [0] * count))

@@ -65,6 +65,21 @@ class Order:
         """Tokens of a prompt, at most. The sequences of a batch advance together, so each has room for the most new tokens of all."""
         return self.capacity_tokens - self.new_tokens
 
+    def no_room(self, named: str, where: str, tokens: int, longest: int) -> UserError:
+        """For the prompt of ``tokens`` from ``where``, which is too long for the plan that was ``named``; ``longest``: of all."""
+        need, fewer, limit = longest + self.new_tokens, self.capacity_tokens - tokens, self.plan.model.max_tokens
+        remedies = [f"set max_new_tokens={fewer}"] if fewer > 0 else []
+        if limit and need > limit:
+            remedies += [f"shorten the prompt: {self.plan.model.name} is made for sequences of {limit} tokens"]
+        elif self.plan.workload.is_served:  # solved again it has one such sequence in its pool
+            remedies += [fewer_together(self.plan, need)]
+        else:
+            remedies += ["run it with replan=true", f"make a plan by `planner replan plan={named} context_tokens={need}`"]
+        return UserError(
+            f"{where}: {tokens} tokens and {self.new_tokens} new ones, the plan has room for {self.capacity_tokens} together;"
+            f" {', '.join(remedies)}, or drop the prompt's head by clip=tail"
+        )
+
 
 def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     """Read the plan, unless it is given, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit
@@ -89,7 +104,14 @@ def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
             f"max_new_tokens={most}: the plan holds KV for {order.capacity_tokens} tokens a sequence where {order.batch} share it;"
             f" {fewer_together(plan, most + 1)}"
         )
+    if requests is None and cfg.clip is None and (tokens := random_tokens(cfg, plan)) > order.prompt_limit:
+        raise order.no_room(cfg.plan, f"prompt_tokens={tokens}", tokens, tokens)
     return order
+
+
+def random_tokens(cfg: RunConfig, plan: Plan) -> int:
+    """Of each prompt that is made at random."""
+    return cfg.prompt_tokens or plan.workload.prompt_tokens
 
 
 def _together(cfg: RunConfig, plan: Plan, requests: list[Asked] | None) -> int:

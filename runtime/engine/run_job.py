@@ -9,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.gguf_checkpoint import weight_files
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import load_s
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
 from penstock.runtime.asked.foreseen import for_requests, random_count
-from penstock.runtime.asked.order import Order, fewer_together
+from penstock.runtime.asked.order import Order, random_tokens
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.asked.sampling_keys import Sampling, sampling_of
@@ -119,8 +118,7 @@ def prepare(cfg: RunConfig, order: Order, device: torch.device, free: Free, impo
         prompts = ids_of(order.requests, vocabulary, template)
         requests = [Request(ids, r.max_new_tokens, r.conversation) for ids, r in zip(prompts, order.requests, strict=True)]
     else:
-        tokens = cfg.prompt_tokens or plan.workload.prompt_tokens
-        prompts = random_ids(random_count(cfg, plan), tokens, vocabulary.size, cfg.seed)
+        prompts = random_ids(random_count(cfg, plan), random_tokens(cfg, plan), vocabulary.size, cfg.seed)
         requests = [Request(ids, order.new_tokens) for ids in prompts]
     if cfg.clip is None:
         _refuse_what_does_not_fit(cfg, order, requests)
@@ -149,23 +147,12 @@ def _contexts(requests: Sequence[Request], replies: Sequence[int]) -> list[int]:
 
 def _refuse_what_does_not_fit(cfg: RunConfig, order: Order, requests: Sequence[Request]) -> None:
     """UserError for a prompt that, with its reply at its longest, exceeds the KV that the plan holds."""
+    if order.requests is None:
+        return  # refused before any were made
     contexts = _contexts(requests, [r.max_new_tokens for r in requests])
-    if max(contexts) <= order.prompt_limit:
-        return
-    number = next(k for k, tokens in enumerate(contexts) if tokens > order.prompt_limit)
-    where, tokens = order.requests[number].where if order.requests else f"prompt_tokens={contexts[number]}", contexts[number]
-    need, fewer, limit = max(contexts) + order.new_tokens, order.capacity_tokens - tokens, order.plan.model.max_tokens
-    remedies = [f"set max_new_tokens={fewer}"] if fewer > 0 else []
-    if limit and need > limit:
-        remedies += [f"shorten the prompt: {order.plan.model.name} is made for sequences of {limit} tokens"]
-    elif order.plan.workload.is_served:  # solved again it has one such sequence in its pool
-        remedies += [fewer_together(order.plan, need)]
-    else:
-        remedies += ["run it with replan=true", f"make a plan by `planner replan plan={cfg.plan} context_tokens={need}`"]
-    raise UserError(
-        f"{where}: {tokens} tokens and {order.new_tokens} new ones, the plan has room for {order.capacity_tokens} together;"
-        f" {', '.join(remedies)}, or drop the prompt's head by clip=tail"
-    )
+    over = next((k for k, tokens in enumerate(contexts) if tokens > order.prompt_limit), None)
+    if over is not None:
+        raise order.no_room(cfg.plan, order.requests[over].where, contexts[over], max(contexts))
 
 
 def said_how(order: Order, cfg: RunConfig, template: ChatTemplate | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.chat_template import find_template
-from penstock.runtime.asked.order import capacity_tokens, check_fit, read_prompts
+from penstock.runtime.asked.order import capacity_tokens, check_fit, random_tokens, read_prompts
 from penstock.runtime.asked.prompts import ids_of, read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.asked.schedule import context_tokens
@@ -41,7 +41,7 @@ def _needed_tokens(cfg: RunConfig, plan: Plan, checkpoint: Path) -> int:
     usual = plan.workload.new_tokens if cfg.max_new_tokens is None else cfg.max_new_tokens
     asked = read_prompts(cfg, plan, usual, _ANY)
     if asked is None:
-        return (cfg.prompt_tokens or plan.workload.prompt_tokens) + usual
+        return random_tokens(cfg, plan) + usual
     vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
     prompts, limits = ids_of(asked, vocabulary, find_template(vocabulary.tokenizer, cfg.template)), [r.max_new_tokens for r in asked]
     return max(context_tokens([r.conversation for r in asked], list(map(len, prompts)), limits)) + max(limits)
