@@ -55,6 +55,12 @@ def check_apart(places: Mapping[str, str | Path | None]) -> None:
             raise UserError(f"{key}={place}: {other}= names the same file; choose another {key}=")
 
 
+def check_new(out: Path) -> None:
+    """UserError where the directory ``out`` is to be made and something is there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"out={out}: something is there already; name a new directory")
+
+
 def takes_files(directory: Path) -> bool:
     """Whether a file can be made in ``directory``: tried, since permissions alone do not say so of every file system."""
     try:

@@ -31,7 +31,7 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     """UserError for whatever is wrong with ``cfg``, or keeps the plan's pages from lying on a disk."""
     if cfg.read_only and cfg.dir is None:
         raise UserError("kv.read_only=true: there is no directory to read; set kv.dir, or leave it out")
-    _check_bounds(cfg)
+    check_bounds(cfg)
     if not is_reused(cfg, plan):
         return
     if plan.decisions.kv.ssd_pages:
@@ -57,7 +57,7 @@ def check_reuse(cfg: ReuseConfig, plan: Plan) -> None:
     _refuse_unwritable(directory(cfg.dir))
 
 
-def _check_bounds(cfg: ReuseConfig) -> None:
+def check_bounds(cfg: ReuseConfig) -> None:
     """UserError for a number that means nothing, also where nothing is kept yet."""
     for name in ("staging_bytes", "limit_bytes"):
         value = getattr(cfg, name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.output import check_apart, writable
+from penstock.planner.common.outside.bounds import check_own_bounds
 from penstock.planner.common.timeline.timeline_file import check_form
 from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, merged_adapter, spec_from_checkpoint
@@ -23,8 +24,8 @@ from penstock.planner.contract.published.hub_names import hub_name
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.rule import BrokenRule
 from penstock.runtime.asked.calibration_check import check_calibration
-from penstock.runtime.asked.knobs import check_engine
-from penstock.runtime.asked.kv_check import check_reuse, check_scratch
+from penstock.runtime.asked.knobs import check_engine, check_least
+from penstock.runtime.asked.kv_check import check_bounds, check_reuse, check_scratch
 from penstock.runtime.asked.page_room import reuse_of_rank
 from penstock.runtime.asked.requests import Asked, read_requests
 from penstock.runtime.asked.run_schema import RunConfig
@@ -84,7 +85,7 @@ class Order:
 def read_order(cfg: RunConfig, plan: Plan | None = None) -> Order:
     """Read the plan, unless it is given, the checkpoint's headers and the prompts. UserError for whatever is wrong or does not fit
     together."""
-    _check_values(cfg)
+    check_values(cfg)
     plan, checkpoint = check_fit(cfg, plan or read_plan(user_path(cfg.plan)))
     if cfg.calibrate:
         check_calibration(plan)
@@ -155,14 +156,16 @@ def _check_ranks(cfg: RunConfig, plan: Plan) -> None:
             raise UserError(f"{key}: the plan is for {plan.ranks.count} ranks, and this works on one alone yet; leave it out")
 
 
-def _check_values(cfg: RunConfig) -> None:
+def check_values(cfg: RunConfig) -> None:
+    """UserError for a value that is wrong whatever the plan, so also before one is solved."""
+    check_own_bounds(cfg)
     check_sampling(cfg)
-    if cfg.prompt_tokens is not None and cfg.prompt_tokens < 1:
-        raise UserError(f"prompt_tokens={cfg.prompt_tokens}: must be 1 or more; leave it out to take the plan's")
-    if cfg.rounds < 1 or cfg.warmup_rounds < 0:
-        raise UserError(f"rounds={cfg.rounds}, warmup_rounds={cfg.warmup_rounds}: at least 1 and 0 are needed; raise the one that is less")
+    check_least(cfg.engine)
+    check_bounds(cfg.kv)
     if "" in cfg.stop:
         raise UserError("stop: an empty text would end every sequence at once; leave it out")
+    if cfg.prompt is not None and cfg.prompts is not None:
+        raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
 
 
 def _forced(cfg: RunConfig, plan: Plan) -> Plan:
@@ -295,8 +298,6 @@ def _new_tokens(cfg: RunConfig, plan: Plan) -> int:
 
 def read_prompts(cfg: RunConfig, plan: Plan, new_tokens: int, capacity: int) -> list[Asked] | None:
     """What ``cfg`` asks, where a sequence has room for ``capacity`` tokens; None for random tokens."""
-    if cfg.prompt is not None and cfg.prompts is not None:
-        raise UserError(f"prompt={cfg.prompt!r} and prompts={cfg.prompts} are both given; choose one")
     if cfg.prompts is not None:
         return read_requests(cfg.prompts, plan.model.vocab, capacity, new_tokens)
     return None if cfg.prompt is None else [Asked("prompt", cfg.prompt, new_tokens, said=True)]

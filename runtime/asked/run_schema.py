@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.outside.bounds import SOME_BYTES, TOKENS, Bounds
 from penstock.planner.contract.config.config_schema import CalibrationUse, ForceConfig, HardwareConfig, ModelConfig, WorkloadConfig
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.runtime.asked.sampling_keys import SamplingKeys
+
+ROUNDS, WARMUP_ROUNDS = Bounds(1, 10**6), Bounds(0, 10**6)
 
 
 class Validation(StrEnum):
@@ -116,7 +119,7 @@ class RunConfig(SamplingKeys, Closing):
     """`tail` drops the head of a prompt that is longer than the plan's context; null refuses it."""
     replan: bool = False
     """Solve the plan's problem again: for a longer context where a prompt needs it, for the GPUs that are here where it is for more."""
-    prompt_tokens: int | None = None
+    prompt_tokens: Annotated[int | None, TOKENS] = None
     """Length of random prompts when no text is given; null takes the plan's."""
     batch: int | None = None
     """Sequences together; null takes the plan's, or the number of prompts when fewer."""
@@ -126,9 +129,9 @@ class RunConfig(SamplingKeys, Closing):
     """Texts that end a sequence, besides the model's own stop tokens."""
     validate: Validation = Validation.none
     """`full` compares the logits with the unstreamed model's."""
-    rounds: int = 1
+    rounds: Annotated[int, ROUNDS] = 1
     """Times that all prompts are run; figures are means or medians over rounds, texts are the first one's."""
-    warmup_rounds: int = 0
+    warmup_rounds: Annotated[int, WARMUP_ROUNDS] = 0
     """Rounds before those, of which nothing is reported."""
     limits: bool = False
     """Measure limits in this process, before and after the run: the SSD's rate with the plan's blocks and depth, the arena's H2D, both at
@@ -211,9 +214,9 @@ class BenchConfig(SamplingKeys, Closing):
     and stream are full."""
     checkpoint: str | None = None
     """Hugging Face checkpoint or packed store to run; null takes the model's."""
-    rounds: int = 3
+    rounds: Annotated[int, ROUNDS] = 3
     """Times that all requests are run."""
-    warmup_rounds: int = 1
+    warmup_rounds: Annotated[int, WARMUP_ROUNDS] = 1
     """Rounds before those, of which nothing is reported."""
     prompt: str | None = field(default=None, metadata={"literal": True})
     """Text to continue; null runs random tokens."""
@@ -310,9 +313,9 @@ class SynthConfig(Closing):
     model: ModelConfig = field(default_factory=ModelConfig)
     out: str = MISSING
     """Directory of the checkpoint to make."""
-    seed: int = 0
+    seed: Annotated[int, Bounds(0, 2**63 - 1)] = 0
     """Of the random weights."""
-    shard_bytes: int = 2147483648
+    shard_bytes: Annotated[int, SOME_BYTES] = 2147483648
     """Bytes of one safetensors file, at most (a tensor is never split)."""
 
 

@@ -20,7 +20,7 @@ from penstock.planner.contract.config.config_schema import SolveConfig, Workload
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.runtime.asked.order import check_fit
+from penstock.runtime.asked.order import check_fit, check_values
 from penstock.runtime.asked.run_schema import RunConfig
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.serve_process import serve
@@ -48,6 +48,7 @@ def serve_verb(cfg: ServeConfig) -> None:
         raise UserError(f"drain_s={cfg.drain_s}: must be 0 or more, less than a day; set it so")
     if cfg.hang_s is not None and not QUIET_S < cfg.hang_s < 86400:
         raise UserError(f"hang_s={cfg.hang_s}: must be above {QUIET_S:g}, less than a day; set it so")
+    check_values(_as_run(cfg))
     with _planned(cfg) as (path, plan):
         _, checkpoint = check_fit(_as_run(cfg), plan)
         opening = Open(

@@ -18,7 +18,7 @@ from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
-from penstock.runtime.asked.order import read_order
+from penstock.runtime.asked.order import check_values, read_order
 from penstock.runtime.asked.run_schema import BenchConfig, RunConfig
 from penstock.runtime.asked.sampling_keys import WARPERS, SamplingKeys
 from penstock.runtime.tools.modes import MODES, Setting, check_modes, read_setting
@@ -37,6 +37,7 @@ def bench(cfg: BenchConfig) -> None:
     """Plan and run each mode: a row as each is over, one document in ``cfg.out``. UserError when none could run."""
     modes = list(dict.fromkeys(cfg.modes))
     check_modes(modes)
+    check_values(_run(cfg, Path("plan.yaml"), Path("run.json")))
     out = writable(user_path(cfg.out), "out")
     if cfg.checkpoint is None and cfg.model.checkpoint is None:
         raise UserError(f"model={cfg.model.name} is a geometry without weights; give model=hf model.checkpoint=DIR, or checkpoint=DIR")
@@ -64,7 +65,22 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
         return {WHY_NOT: str(error)}
     plan_file, report_file = scratch / f"{mode}.yaml", scratch / f"{mode}.json"
     write_plan(plan, plan_file)
-    run = RunConfig(
+    run = _run(cfg, plan_file, report_file)
+    read_order(run)
+    with bar_console().status(f"{mode}: running"):
+        done = subprocess.run(_command(run), env=environment(), capture_output=True, text=True)
+    if cfg.verbose:
+        print(done.stdout, end="", flush=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+        return {WHY_NOT: said[-1].removeprefix("runtime: ")}
+    report = json.loads(report_file.read_text(encoding="utf-8"))
+    return {key: value for key, value in report.items() if key not in ("mode", *LEFT_OUT)}
+
+
+def _run(cfg: BenchConfig, plan_file: Path, report_file: Path) -> RunConfig:
+    """What each mode's run is asked."""
+    return RunConfig(
         plan=str(plan_file),
         out=str(report_file),
         rounds=cfg.rounds,
@@ -76,16 +92,6 @@ def _measure(cfg: BenchConfig, setting: Setting, mode: str, scratch: Path) -> di
         verbose=cfg.verbose,
         engine=cfg.engine,
     )
-    read_order(run)
-    with bar_console().status(f"{mode}: running"):
-        done = subprocess.run(_command(run), env=environment(), capture_output=True, text=True)
-    if cfg.verbose:
-        print(done.stdout, end="", flush=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        return {WHY_NOT: said[-1].removeprefix("runtime: ")}
-    report = json.loads(report_file.read_text(encoding="utf-8"))
-    return {key: value for key, value in report.items() if key not in ("mode", *LEFT_OUT)}
 
 
 def _sampling(cfg: BenchConfig) -> dict[str, Any]:

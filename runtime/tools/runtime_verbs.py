@@ -14,14 +14,17 @@ from penstock.planner.common.bars import bar_console, make_bar
 from penstock.planner.common.closing import Closing
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import import_torch, uncollected
+from penstock.planner.common.output import check_new
+from penstock.planner.common.outside.bounds import check_bounds
 from penstock.planner.common.threads import wait_asleep
 from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
+from penstock.planner.contract.config.geometry import hf_config_dict
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.foreseen import for_requests, foreseen
-from penstock.runtime.asked.order import check_fit, read_order
+from penstock.runtime.asked.order import check_fit, check_values, read_order
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.requests import read_stdin
 from penstock.runtime.asked.run_schema import BenchConfig, ChatConfig, PackConfig, RunConfig, SynthConfig, VerifyConfig
@@ -63,6 +66,7 @@ def _replanned(cfg: RunConfig) -> Plan | None:
 def chat_verb(cfg: ChatConfig) -> None:
     """`runtime chat`: the plan is read, or solved by the planner's program, before torch is imported."""
     check_sampling(cfg)
+    check_values(_as_run(cfg))
     if cfg.max_new_tokens is not None and cfg.max_new_tokens < 1:
         raise UserError(f"max_new_tokens={cfg.max_new_tokens}: must be 1 or more; null is as many as the context has room for")
     plan, checkpoint = planned(cfg)
@@ -85,8 +89,14 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
             work, drafts = cfg.workload or WorkloadConfig(), cfg.speculate or Speculate.none
             asked = SolveConfig(cfg.hardware, cfg.model, work, cfg.force, calibration=cfg.calibration, speculate=drafts, draft=cfg.draft)
             plan = solve(asked)
+    plan, checkpoint = check_fit(_as_run(cfg), plan)
+    return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
+
+
+def _as_run(cfg: ChatConfig) -> RunConfig:
+    """What the check of a run looks at; what is solved here has been asked for its drafts already."""
     drafts_asked, draft = (cfg.speculate, cfg.draft) if cfg.plan is not None else (None, None)
-    run = RunConfig(
+    return RunConfig(
         plan=cfg.plan or "(solved)",
         checkpoint=cfg.checkpoint,
         adapter=cfg.adapter,
@@ -95,8 +105,6 @@ def planned(cfg: ChatConfig) -> tuple[Plan, Path]:
         speculate=drafts_asked,
         draft=draft,
     )
-    plan, checkpoint = check_fit(run, plan)
-    return for_requests(plan, 1, plan.workload.prompt_tokens, plan.workload.new_tokens, 1), checkpoint
 
 
 @contextmanager
@@ -143,6 +151,9 @@ def verify_verb(cfg: VerifyConfig) -> None:
 
 def synth_verb(cfg: SynthConfig) -> None:
     """`runtime synth`"""
+    check_bounds(cfg.model, "model")
+    check_new(user_path(cfg.out))
+    hf_config_dict(cfg.model)
     import_torch()
     with uncollected():
         from penstock.runtime.tools.synth import synthesize

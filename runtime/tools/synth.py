@@ -22,6 +22,7 @@ import xxhash
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.interrupt import uncollected
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.common.output import check_new
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import hf_config_dict
 from penstock.runtime.store.parameters import DTYPE_NAMES
@@ -67,8 +68,7 @@ def synthesize(model: ModelConfig, out: Path, seed: int, shard_bytes: int, progr
     config = hf_config_dict(model)
     tensors = list(_tensors(config))
     total = sum(t.nbytes for t in tensors)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"out={out}: something is there already; name a new directory")
+    check_new(out)
     place = next(p for p in out.absolute().parents if p.exists())
     free = shutil.disk_usage(place).free
     if free < total:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.knobs import check_engine
 from penstock.runtime.asked.run_schema import EngineConfig
+from penstock.runtime.serve import serve_verb
+from penstock.runtime.tools import modes, runtime_verbs
+from tests.cli import refusal
 from tests.runtime.running import Desk, desk
 from tests.runtime.sessions import opened
-from tests.support import HostCopier, decisions, plan_for
+from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 
 @pytest.mark.parametrize(
@@ -91,3 +95,30 @@ def test_a_balance_shows_as_units_copied_before_their_turn(checkpoint: Path, tmp
 def test_layers_that_were_awaited_are_counted(on_a_card: Desk) -> None:
     assert on_a_card.run()["cache"]["warm_layers"] == 4
     assert 2 <= on_a_card.run(engine=EngineConfig(warmup_layers=2))["cache"]["warm_layers"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("bench rounds=0", "rounds=0: must be 1 or more"),
+        ("bench warmup_rounds=-1", "warmup_rounds=-1: must be 0 or more"),
+        (f"bench rounds={10**9}", "must be at most 1e+06"),
+        ("bench seed=-1", "seed=-1: must be 0 or more"),
+        ("bench temperature=-1", "temperature=-1.0: must be 0 (greedy) or more"),
+        ("bench prompt=a prompts=b", "are both given"),
+        *((f"{verb} engine.balance_units=0", "engine.balance_units=0: must be 1 or more") for verb in ("bench", "chat", "serve")),
+        *((f"{verb} kv.flush_s=-1", "kv.flush_s=-1.0: must be 0 or more") for verb in ("chat", "serve")),
+        ("chat max_new_tokens=0", "max_new_tokens=0: must be 1 or more"),
+    ],
+)
+def test_what_no_plan_could_mend_is_refused_before_one_is_solved(
+    typed: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def solved(*_: object) -> NoReturn:
+        raise AssertionError("a plan was asked for")
+
+    for verbs in (modes, runtime_verbs, serve_verb):
+        monkeypatch.setattr(verbs, "solve", solved)
+    verb, *keys = typed.split()
+    model = ["hardware=cpu", "model=hf", f"model.checkpoint={save_tiny(tmp_path / 'model')}"]
+    assert line in refusal("runtime", verb, *model, *keys, cwd=tmp_path)

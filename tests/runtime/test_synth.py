@@ -23,9 +23,10 @@ from penstock.planner.contract.config.geometry import spec_from_geometry
 from penstock.planner.contract.given.formats import Dtype
 from penstock.runtime.model.skeleton import build_skeleton
 from penstock.runtime.store.base import open_store
+from penstock.runtime.tools import runtime_verbs
 from penstock.runtime.tools import synth as synth_module
 from penstock.runtime.tools.synth import synthesize
-from tests.cli import HANGS_S
+from tests.cli import HANGS_S, refusal
 from tests.runtime.test_store_inplace import assert_same_as_loaded
 
 ROOT = Path(__file__).parents[2]
@@ -161,3 +162,24 @@ synthesize(model, Path(sys.argv[1]), 1, 100_000, lambda done, total: done > tota
     assert done.returncode == -signal.SIGKILL and not (tmp_path / "out").exists()
     synthesize(BASE, tmp_path / "out", 1, 100_000, quiet)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (f"model.layers={10**30}", "must be at most 10000"),
+        ("model.heads=5 model.kv_heads=5", "model.heads=5: must divide model.hidden=1536 in a llama model; change one of them"),
+        (f"model.vocab={10**18}", "model.vocab="),
+        ("model.norm_eps=2", "model.norm_eps=2.0: must be at most 1"),
+        (f"seed={10**30}", "must be at most 9223372036854775807"),
+        ("shard_bytes=0", "shard_bytes=0: must be 1 or more"),
+        ("out=.", "out=.: something is there already; name a new directory"),
+    ],
+)
+def test_a_geometry_that_cannot_be_is_one_line_without_torch(
+    typed: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some were tracebacks of transformers and torch, one never ended."""
+    monkeypatch.setattr(runtime_verbs, "import_torch", lambda: pytest.fail("torch was imported first"))
+    (tmp_path / "kept").touch()
+    assert line in refusal("runtime", "synth", "model=demo", "out=made", *typed.split(), cwd=tmp_path)

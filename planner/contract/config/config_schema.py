@@ -248,11 +248,11 @@ class ModelConfig:
     """Routed experts that one token visits."""
     expert_ffn: Annotated[int, Bounds(0, 2**24)] = 0
     """Intermediate size of one routed expert."""
-    rope_theta: float = 10000.0
+    rope_theta: Annotated[float, Bounds(1e-3, 1e12, zero="above 0")] = 10000.0
     """Base of the rotary position embedding."""
     rope_scaling: dict[str, Any] = field(default_factory=dict)
     """Scaled rotary embedding as Hugging Face names it (`rope_type`, `factor`, ...); empty is unscaled."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Bounds(0, 1)] = 1e-5
     """Of RMSNorm."""
     max_positions: Annotated[int, TOKENS] = 4096
     """Longest sequence that the model is made for, in tokens."""

@@ -162,6 +162,8 @@ def _checked_family(cfg: ModelConfig) -> Family:
         )
     if cfg.heads % cfg.kv_heads:
         raise UserError(f"model.kv_heads={cfg.kv_heads}: must divide model.heads={cfg.heads}; change one of them")
+    if cfg.model_type == "llama" and cfg.hidden % cfg.heads:  # LlamaConfig of transformers refuses it
+        raise UserError(f"model.heads={cfg.heads}: must divide model.hidden={cfg.hidden} in a llama model; change one of them")
     if cfg.head_dim % 2:
         raise UserError(f"model.head_dim={cfg.head_dim}: must be even for rotary embeddings; change model.head_dim")
     if family.experts and cfg.top_k > cfg.experts:
