@@ -20,6 +20,8 @@ SAID = "messages"
 """As ``param``: what is to be answered, whatever the path calls it."""
 SAID_KEYS: Mapping[str, str] = MappingProxyType({"/v1/completions": "prompt", "/v1/responses": "input"})
 """What a path calls it where it is not ``SAID``."""
+UNKNOWN = "unknown_parameter"
+"""As ``code``: the path has no such key."""
 
 
 class ApiError(Exception):
@@ -33,7 +35,8 @@ class ApiError(Exception):
     def openai(self, path: str = "") -> dict[str, Any]:
         """``{"error": {"message", "type", "param", "code"}}``, with the keys of ``path``."""
         kind = OPENAI_TYPES.get(self.status, "invalid_request_error")
-        param = SAID_KEYS.get(path, SAID) if self.param == SAID else self.param
+        said = self.param == SAID and self.code != UNKNOWN  # whoever sends another path's key is told of that key
+        param = SAID_KEYS.get(path, SAID) if said else self.param
         return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -21,13 +22,20 @@ def router(front: Front) -> APIRouter:
     def model() -> dict[str, Any]:
         info = front.supervisor.info
         more = {} if info is None else {"max_model_len": info.capacity_tokens}
-        return {"id": front.model, "object": "model", "created": created, "owned_by": "penstock"} | more
+        anthropic = {
+            "type": "model",
+            "display_name": front.model,
+            "created_at": f"{datetime.fromtimestamp(created, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        }
+        return {"id": front.model, "object": "model", "created": created, "owned_by": "penstock"} | anthropic | more
 
+    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
     async def health() -> dict[str, str]:
         """The front is alive."""
         return {"status": "alive"}
 
+    @routes.head("/ready", include_in_schema=False)
     @routes.get("/ready")
     async def ready() -> Response:
         """200 once requests are taken; before, 503 with how far loading is."""
@@ -68,8 +76,8 @@ def router(front: Front) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model that is served."""
-        return {"object": "list", "data": [model()]}
+        """The one model that is served, with the keys of OpenAI's and of Anthropic's lists."""
+        return {"object": "list", "data": [model()], "has_more": False, "first_id": front.model, "last_id": front.model}
 
     @routes.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from penstock.planner.common.outside.installed import installed_version
 from penstock.runtime.asked.prompts import LongText
 from penstock.runtime.serve.dialects.wrong_request import WrongRequest
-from penstock.runtime.serve.front.api_errors import ApiError, fault
+from penstock.runtime.serve.front.api_errors import UNKNOWN, ApiError, fault
 from penstock.runtime.serve.front.front_desk import Front
 from penstock.runtime.serve.front.guard import Guard, error_response
 from penstock.runtime.serve.routes import chat_route, completions_route, machine_routes, messages_route, responses_route
@@ -81,7 +81,7 @@ def _wrong_body(found: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     same_key = [one for one in placed if one[0].partition(".")[0] == first[0].partition(".")[0]]
     param, error = first if first[1]["type"] == "extra_forbidden" else max(same_key, key=lambda one: one[0].count("."))
     if error["type"] == "extra_forbidden":
-        return ApiError(400, f"{param}: this server knows no such key; leave it out", param=param, code="unknown_parameter")
+        return ApiError(400, f"{param}: this server knows no such key; leave it out", param=param, code=UNKNOWN)
     if error["type"] == "missing":
         return ApiError(400, f"{param}: it is required", param=param, code="missing_required_parameter")
     said = dict.fromkeys(each["msg"] for place, each in placed if place == param)

@@ -202,3 +202,16 @@ def test_anthropic_messages() -> None:
                 await stream.get_final_message()
 
     with_anthropic(script, ask)
+
+
+def test_each_client_finds_the_model_with_what_it_knows_of_one() -> None:
+    async def openais(client: openai.AsyncOpenAI) -> Any:
+        return (await client.models.list()).data, await client.models.retrieve("model")
+
+    async def anthropics(client: anthropic.AsyncAnthropic) -> Any:
+        return (await client.models.list()).data, await client.models.retrieve("model")
+
+    (one,), same = with_openai(Script(), openais)
+    assert one == same and (one.id, one.object, one.owned_by) == ("model", "model", "penstock")
+    (one,), same = with_anthropic(Script(), anthropics)
+    assert one == same and (one.id, one.type, one.display_name) == ("model", "model", "model") and one.created_at.year > 2000

@@ -96,11 +96,12 @@ def test_before_it_is_loaded_a_server_says_how_far_it_is() -> None:
         supervisor = client.front.supervisor  # type: ignore[attr-defined]
         await until(lambda: supervisor.progress is not None)
         replies = [await client.get(path) for path in ("/health", "/ready")] + [await post(prompt="a")(client)]
+        replies += [await client.head(path) for path in ("/health", "/ready")]
         script.load.set()  # type: ignore[union-attr]
         return [reply.status_code for reply in replies], replies[1].json()
 
     statuses, ready = play(script, ask, ready=False)
-    assert statuses == [200, 503, 503]
+    assert statuses == [200, 503, 503, 200, 503], "some balancers ask by HEAD"
     assert ready == {"status": "loading", "progress": {"phase": "weights", "done": 1, "total": 2}}
 
 

@@ -21,6 +21,7 @@ from tests.runtime.serve.played import play, post
 
 WRONG = [
     ({"prompt": "a", "best_of": 2}, "best_of"),
+    ({"messages": [{"role": "user", "content": "a"}]}, "messages"),
     ({}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": ""}, "prompt"),
