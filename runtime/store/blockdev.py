@@ -12,12 +12,9 @@ from penstock.planner.common.errors import UserError
 SYS_DEV = Path("/sys/dev/block")
 
 
-def open_device(path: Path, force: bool) -> int:
-    """A descriptor to write the block device ``path``, which the kernel grants to nobody else while it is open.
-
-    UserError if it is no block device, if ``force`` is not given, or if it is in use. In use means: it, a partition of it, or its parent is
-    mounted, swapped to or held by another device.
-    """
+def check_device(path: Path, force: bool) -> None:
+    """UserError if ``path`` is no block device, if ``force`` is not given, or if it is in use. In use means: it, a partition of it, or its
+    parent is mounted, swapped to or held by another device."""
     try:
         info = os.stat(path)
     except OSError as error:
@@ -29,6 +26,12 @@ def open_device(path: Path, force: bool) -> int:
         raise UserError(f"device={path}: {user}; a device in use is never written, name another")
     if not force:
         raise UserError(f"device={path}: everything on it would be overwritten; add force=true if that is meant")
+
+
+def open_device(path: Path, force: bool) -> int:
+    """A descriptor to write the block device ``path``, which the kernel grants to nobody else while it is open. UserError as
+    :func:`check_device`'s."""
+    check_device(path, force)
     try:
         return os.open(path, os.O_RDWR | os.O_EXCL | os.O_CLOEXEC)
     except OSError as error:

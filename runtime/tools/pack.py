@@ -35,6 +35,7 @@ from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, Manifest, superbl
 from penstock.runtime.store.parameters import model_slots
 from penstock.runtime.store.scales import check_scales
 from penstock.runtime.store.sections import Section
+from penstock.runtime.tools.pack_asked import check_pack
 from penstock.runtime.tools.recoding.recoded import Recoded
 from penstock.runtime.tools.recoding.recoders import recoded
 
@@ -111,16 +112,11 @@ def pack_checkpoint(
     interrupted pack leaves nothing that opens. A failed pack removes what it wrote. UserError: the checkpoint is damaged, the adapter is
     another model's, ``out`` holds something else, the disk or device is too small or in use.
     """
-    _check_out(checkpoint, out, force)
+    check_pack(checkpoint, out, device, force, adapter, form)
     if form is None:
         job = _plan(checkpoint, adapter)
         check_scales(scale for scale in job.inventory.scales if not scale.block_bytes)
         return _pack(job, checkpoint, out, device, force, progress)
-    if adapter is not None:
-        raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
-    _check_source(checkpoint)
-    if gguf_config(checkpoint) is not None:
-        raise UserError(f"format={form}: {checkpoint} is a GGUF file, which is packed as it is; leave format out")
     with tempfile.TemporaryDirectory() as directory:
         made = recoded(checkpoint, form, Path(directory), _small_files(checkpoint), progress)
         result = _pack(replace(_plan(made.directory, None), recoded=made), made.directory, out, device, force, progress)
@@ -185,7 +181,6 @@ def _pack(job: _Job, beside: Path, out: Path, device: Path | None, force: bool, 
 def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
     from penstock.runtime.model.skeleton import build_skeleton
 
-    _check_source(checkpoint)
     tensors = read_checkpoint(checkpoint).tensors
     model = build_skeleton(checkpoint)
     inventory = Inventory.of(checkpoint, model)
@@ -211,22 +206,6 @@ def _plan(checkpoint: Path, adapter: Path | None) -> _Job:
         if stored not in (None, wanted):
             raise UserError(f"adapter={adapter}: {parameter} is stored in {stored} and computed with in {wanted}; merge it by PEFT")
     return replace(job, adapter=opened)
-
-
-def _check_source(checkpoint: Path) -> None:
-    if (checkpoint / MANIFEST).exists():
-        raise UserError(f"{checkpoint}: already a packed store; give the Hugging Face checkpoint")
-
-
-def _check_out(checkpoint: Path, out: Path, force: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise UserError(f"out={out}: a file is there; name a directory")
-    if out.exists() and out.samefile(checkpoint):
-        raise UserError(f"out={out}: is the checkpoint itself; name another directory")
-    if out.exists() and any(out.glob("*.safetensors")):
-        raise UserError(f"out={out}: holds a safetensors checkpoint; name another directory")
-    if (out / MANIFEST).exists() and not force:
-        raise UserError(f"out={out}: holds a packed store already; add force=true to replace it, or name another directory")
 
 
 def _check_space(out: Path, nbytes: int) -> None:

@@ -32,6 +32,7 @@ from penstock.runtime.asked.sampling_keys import check_sampling
 from penstock.runtime.led.launched import joined
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
+from penstock.runtime.tools.pack_asked import check_pack
 from penstock.runtime.tools.solving import NoPlan, solve
 
 
@@ -125,13 +126,14 @@ def bench_verb(cfg: BenchConfig) -> None:
 
 def pack_verb(cfg: PackConfig) -> None:
     """`runtime pack`"""
+    checkpoint, out = user_path(cfg.checkpoint), user_path(cfg.out)
+    device = user_path(cfg.device) if cfg.device else None
+    adapter = user_path(cfg.adapter) if cfg.adapter else None
+    check_pack(checkpoint, out, device, cfg.force, adapter, cfg.format)
     import_torch()
     with uncollected():
         from penstock.runtime.tools.pack import pack_checkpoint
-    device = user_path(cfg.device) if cfg.device else None
-    adapter = user_path(cfg.adapter) if cfg.adapter else None
     with bar("packing") as progress:
-        checkpoint, out = user_path(cfg.checkpoint), user_path(cfg.out)
         result = pack_checkpoint(checkpoint, out, device, cfg.force, progress, adapter, cfg.format)
     plain = result.get("plain_units", ())
     left = f", but for {', '.join(plain[:4])}{' ...' * (len(plain) > 4)}, which do not fit and stay as they were" if plain else ""

@@ -26,8 +26,9 @@ from penstock.runtime.store.base import open_store
 from penstock.runtime.store.manifest import MANIFEST, WEIGHTS, read_manifest
 from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools import pack as pack_module
+from penstock.runtime.tools import runtime_verbs
 from penstock.runtime.tools.pack import pack_checkpoint
-from tests.cli import HANGS_S
+from tests.cli import HANGS_S, refusal
 from tests.runtime.test_store_inplace import SHARED, assert_same_as_loaded
 from tests.support import save_tiny
 
@@ -356,3 +357,21 @@ def test_a_pipe_in_a_stores_place_is_refused_at_once(store: Path, name: str) -> 
     os.mkfifo(store / name)
     with pytest.raises((UserError, StoreError), match="a pipe, not a file"):
         read_manifest(store)
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("checkpoint=none out=here", "none: no such directory; name the one of a downloaded Hugging Face checkpoint"),
+        ("checkpoint=model out=model", "out=model: is the checkpoint itself"),
+        ("checkpoint=model out=made adapter=none", "adapter=none: no such directory; name a PEFT adapter's"),
+        ("checkpoint=model out=made format=int4 adapter=here", "cannot be merged at the same time"),
+        ("checkpoint=model out=made device=/dev/null", "device=/dev/null: not a block device"),
+    ],
+)
+def test_a_mistake_is_one_line_without_torch(typed: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint that is not there was a traceback where `out` was, and all others came behind torch's import."""
+    monkeypatch.setattr(runtime_verbs, "import_torch", lambda: pytest.fail("torch was imported first"))
+    save_tiny(tmp_path / "model")
+    (tmp_path / "here").mkdir()
+    assert line in refusal("runtime", "pack", *typed.split(), cwd=tmp_path)
