@@ -56,9 +56,17 @@ def check_apart(places: Mapping[str, str | Path | None]) -> None:
 
 
 def check_new(out: Path) -> None:
-    """UserError where the directory ``out`` is to be made and something is there."""
+    """UserError where the directory ``out`` is to be made and something is there, or where it cannot be."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"out={out}: something is there already; name a new directory")
+    check_place(out, "out")
+
+
+def check_place(out: Path, key: str) -> None:
+    """UserError naming ``key`` where no file can be written at ``out``, whose directories need not be there yet."""
+    place = next(parent for parent in (out.absolute() / "file").parents if parent.exists())
+    if not takes_files(place):
+        raise UserError(f"{key}={out}: {place} is not a directory that can be written to; choose another {key}=")
 
 
 def takes_files(directory: Path) -> bool:

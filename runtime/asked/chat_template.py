@@ -40,13 +40,37 @@ class ChatTemplate:
         return tuple(self._tokenizer(self.text(messages, where), add_special_tokens=False)["input_ids"])
 
 
+OF_JINJA = frozenset(
+    (
+        "for",
+        "in",
+        "endfor",
+        "if",
+        "elif",
+        "else",
+        "endif",
+        "set",
+        "endset",
+        "is",
+        "not",
+        "and",
+        "or",
+        "loop",
+        "macro",
+        "endmacro",
+        "defined",
+    )
+)
+"""Words of every template, which are no option."""
+
+
 def find_template(tokenizer: PreTrainedTokenizerBase | None, wanted: Any) -> ChatTemplate | None:
     """The template by what ``template=`` says: false is none, options are passed on. None, too, where the tokenizer has none; UserError for
     options then, and for one whose name the template does not have: it would do nothing."""
     check_template(wanted)
     options = wanted if isinstance(wanted, Mapping) else {}
     if wanted is not False and tokenizer is not None and getattr(tokenizer, "chat_template", None):
-        words = sorted({*re.findall(r"\b[A-Za-z_]\w*\b", str(tokenizer.chat_template))})
+        words = sorted({*re.findall(r"\b[A-Za-z_]\w*\b", str(tokenizer.chat_template))} - OF_JINJA)
         for name in (name for name in options if name not in words):
             raise UserError(f"template.{name}: the model's chat template has no such option; leave it out{nearest(name, words)}")
         return ChatTemplate(tokenizer, options)

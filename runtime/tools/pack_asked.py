@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.output import check_place
 from penstock.planner.contract.checkpoint.checkpoint_files import PACK_MANIFEST, gguf_config, read_checkpoint
 from penstock.runtime.asked.run_schema import PackFormat
 from penstock.runtime.store.blockdev import check_device
@@ -24,6 +25,7 @@ def check_pack(checkpoint: Path, out: Path, device: Path | None, force: bool, ad
         raise UserError(f"out={out}: holds a safetensors checkpoint; name another directory")
     if (out / PACK_MANIFEST).exists() and not force:
         raise UserError(f"out={out}: holds a packed store already; add force=true to replace it, or name another directory")
+    check_place(out, "out")
     if form is not None and adapter is not None:
         raise UserError(f"format={form}: adapter={adapter} cannot be merged at the same time; merge it by PEFT, then pack what that saves")
     if form is not None and gguf_config(checkpoint) is not None:

@@ -106,7 +106,7 @@ class TestTensors:
             ({}, {"num_hidden_layers": 2}, "has tensors of layer 2 and config.json says num_hidden_layers is 2"),
             ({}, {"num_hidden_layers": 0}, "num_hidden_layers"),
             ({}, {"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
-            ({}, {"num_hidden_layers": None}, "num_hidden_layers is missing"),
+            ({}, {"num_hidden_layers": None}, "num_hidden_layers is missing or 0"),
             ({}, {"hidden_size": 33}, "hidden_size is 33 and embed_tokens.weight has 32"),
             ({}, {"vocab_size": 65}, "vocab_size is 65"),
             ({}, {"head_dim": 16}, "different models"),

@@ -243,7 +243,7 @@ def test_a_directory_that_may_not_be_written_is_one_line(checkpoint: Path, tmp_p
     real = os.open
 
     def refuses_writes(path: Any, flags: int, *more: Any) -> int:
-        if flags & (os.O_WRONLY | os.O_RDWR):
+        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).endswith(WEIGHTS):
             raise PermissionError(13, "Permission denied", str(path))
         return real(path, flags, *more)
 
@@ -364,6 +364,7 @@ def test_a_pipe_in_a_stores_place_is_refused_at_once(store: Path, name: str) -> 
     [
         ("checkpoint=none out=here", "none: no such directory; name the one of a downloaded Hugging Face checkpoint"),
         ("checkpoint=model out=model", "out=model: is the checkpoint itself"),
+        ("checkpoint=model out=/proc/made", "out=/proc/made: /proc is not a directory that can be written to; choose another out="),
         ("checkpoint=model out=made adapter=none", "adapter=none: no such directory; name a PEFT adapter's"),
         ("checkpoint=model out=made format=int4 adapter=here", "cannot be merged at the same time"),
         ("checkpoint=model out=made device=/dev/null", "device=/dev/null: not a block device"),

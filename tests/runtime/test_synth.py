@@ -173,6 +173,7 @@ synthesize(model, Path(sys.argv[1]), 1, 100_000, lambda done, total: done > tota
         ("model.norm_eps=2", "model.norm_eps=2.0: must be at most 1"),
         (f"seed={10**30}", "must be at most 9223372036854775807"),
         ("shard_bytes=0", "shard_bytes=0: must be 1 or more"),
+        ("out=/proc/made", "out=/proc/made: /proc is not a directory that can be written to"),
         ("out=.", "out=.: something is there already; name a new directory"),
     ],
 )

@@ -116,6 +116,8 @@ def test_options_reach_the_template_and_what_it_refuses_is_one_line(vocabulary: 
         UserError, match="^template.shoot: the model's chat template has no such option; leave it out; did you mean shout[?]$"
     ):
         find_template(vocabulary.tokenizer, {"shoot": True})
+    with pytest.raises(UserError, match="^template.fir: the model's chat template has no such option; leave it out$"):
+        find_template(vocabulary.tokenizer, {"fir": 1})
     with pytest.raises(UserError, match="^prompt: the model's chat template refuses it .*template=false$"):
         ChatTemplate(vocabulary.tokenizer, {}).text([{"role": "user", "content": {}}], "prompt")
 

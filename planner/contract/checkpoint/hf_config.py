@@ -70,7 +70,7 @@ def geometry_from_config(config: Mapping[str, Any], where: str) -> HfGeometry:
     listed: list[Any] = next((config[key] for key in ("layers_block_type", "layer_types") if isinstance(config.get(key), list)), [])
     layers = first_count(config, where, LAYER_KEYS) or len(listed)
     if not layers:
-        raise UserError(f"{where}: num_hidden_layers is missing, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
+        raise UserError(f"{where}: num_hidden_layers is missing or 0, a decoder has at least 1; use a decoder-only Hugging Face checkpoint")
     _refuse_impossible(config, where)
     heads = first_count(config, where, HEAD_KEYS)
     kv_heads = _kv_heads(config, where) or heads
