@@ -155,6 +155,8 @@ class Ranks:
 
     def rows(self, count: int) -> Iterator[Row]:
         report = self.run(count)
+        phases = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in report["start_s"].items())
+        print(f"  {count} ranks, until the first token: {phases}", flush=True)
         faster = FASTER_ROUTED if "share" in self.given else FASTER_BATCHED if "batch" in self.given else FASTER
         links, made = _links(report), report["measured"]
         (self.bench.work / f"ranks-{count}.links.json").write_text(json.dumps(report["limits"]))
