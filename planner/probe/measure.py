@@ -22,6 +22,7 @@ from penstock.planner.common.host_memory import last_level_cache_bytes, memory_f
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
+from penstock.planner.common.outside.machine_load import Load, Watch
 from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.config.config_schema import (
     CardConfig,
@@ -54,7 +55,6 @@ from penstock.planner.probe.runtime_rates import (
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
 from penstock.planner.probe.watched.clocked import FULL, QUICK, Meter, Shares
-from penstock.planner.probe.watched.machine_load import Load, Watch
 
 DRAM_SHARE = 4
 """The DRAM mapping takes at most one part in this many of what a plan could use, and so does a scratch file in memory."""

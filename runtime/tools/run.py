@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import closing as closed
@@ -17,6 +18,7 @@ from rich.console import Console
 from penstock.planner.common.console import Screen
 from penstock.planner.common.interrupt import noted
 from penstock.planner.common.output import write_json
+from penstock.planner.common.outside.machine_load import Ticks
 from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.planner.common.user_folder import user_path
@@ -34,6 +36,7 @@ from penstock.runtime.memory.gpu_sampler import GpuSampler
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.store.manifest import MANIFEST
 from penstock.runtime.told.calibrate import calibrate, check_card
+from penstock.runtime.told.others_load import OthersLoad
 from penstock.runtime.told.progress import PhaseBar
 from penstock.runtime.told.rank_links import measure_links
 from penstock.runtime.told.rank_report import rank_report
@@ -136,16 +139,20 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
             _play(job, cfg, session, bar, None, None, [])
         if cfg.warmup_rounds:
             clock.book("warmup")
-        begun = engine.ledger.now()
+        begun, before = engine.ledger.now(), Ticks.now()
         left: list[int] = []
         with noted(left, lambda: texts.begun and not left):
             with GpuSampler(job.device) as gpu:
                 rounds = [_play(job, cfg, session, bar, clock, texts, left)]
                 rounds += [_play(job, cfg, session, bar, clock, None, left) for _ in range(cfg.rounds - 1) if not left]
+            others = OthersLoad.between(before, Ticks.now(), os.cpu_count() or 1) if session.rank is None else None
             dram_bytes, vram_bytes = session.peak_dram_bytes, session.vram.peak_bytes()
             _wait_for_kept(session.flush, bar, left)
             clock.book("keeping")
         facts = engine.facts() | session.vram.facts() | {"kv_reuse": session.kept_facts(), "cpu_product": session.cpu_products}
+        facts["others"] = others and others._asdict()
+        if others is not None and others.note is not None:
+            tell(others.note)
         facts["speculation"] = session.chains and session.chains.facts()
         if cfg.limits and session.rank is not None and not left:
             limits["links"] = measure_links(session)

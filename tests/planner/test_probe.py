@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from penstock.planner.asked.verb_schema import ProbeConfig, ProbeSettings
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import unmeasured
+from penstock.planner.common.outside.machine_load import Load, Ticks, Watch
 from penstock.planner.contract.config.better_profile import read_earlier
 from penstock.planner.contract.config.config_schema import HardwareConfig
 from penstock.planner.probe import cpu_rates, layer_launch, measure, runtime_rates
@@ -27,7 +28,6 @@ from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.findings import CannotMeasure, Figure, Findings
 from penstock.planner.probe.measure import probe
 from penstock.planner.probe.watched.clocked import QUICK, Meter
-from penstock.planner.probe.watched.machine_load import Load, Ticks, Watch
 from penstock.planner.verbs import probe_verb as probe_verb_module
 from penstock.planner.verbs.probe_verb import probe_verb
 from tests.cli import HANGS_S

@@ -1,4 +1,4 @@
-"""What else the machine does while it is measured: processor time that others take, from the kernel's own counters."""
+"""What else the machine does meanwhile: processor time that others take, from the kernel's own counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Ticks:
 
     at_s: float
     everyone_s: float
+    """Those that a virtual machine's host gave to others count as well."""
     own_s: float
+    stolen_s: float = 0.0
+    """Of these."""
 
     @classmethod
     def now(cls, stat: Path = Path("/proc/stat")) -> Ticks | None:
@@ -31,7 +34,7 @@ class Ticks:
         except (OSError, ValueError, IndexError):
             return None
         ticks = os.sysconf("SC_CLK_TCK")
-        return cls(time.monotonic(), (user + nice + system + steal) / ticks, sum(os.times()[:4]))
+        return cls(time.monotonic(), (user + nice + system + steal) / ticks, sum(os.times()[:4]), steal / ticks)
 
 
 @dataclass(frozen=True)
@@ -65,14 +68,14 @@ class Watch:
         first = now()
         sleep(LOOK_S)
         self._begun = now()
-        self._before = _others(first, self._begun)
+        self._before = others_cores(first, self._begun)
 
     def load(self, cores: int) -> Load:
         """Up to now, on a machine of ``cores``."""
-        return Load(cores, self._before, _others(self._begun, self._now()), (self._average, os.getloadavg()[0]))
+        return Load(cores, self._before, others_cores(self._begun, self._now()), (self._average, os.getloadavg()[0]))
 
 
-def _others(begun: Ticks | None, ended: Ticks | None) -> float:
+def others_cores(begun: Ticks | None, ended: Ticks | None) -> float:
     """Cores that others used between the two; 0 where that is not known."""
     if begun is None or ended is None or ended.at_s <= begun.at_s:
         return 0.0
