@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import itemgetter
 
 import pulp
 
@@ -174,8 +175,9 @@ def _best_batch(problems: list[Problem]) -> tuple[Formulation | None, float]:
     stay decoded take more memory, so they must be faster by more than is given up for that; so must a server's prompts in more passes, and
     missed experts or blocks of the LM head on the CPU."""
     best, best_s, least_s = None, float("inf"), float("inf")
-    for problem in sorted(problems, key=bound_s):
-        if bound_s(problem) >= least_s:
+    bounded = ((bound_s(problem), problem) for problem in problems)
+    for least_possible_s, problem in sorted(bounded, key=itemgetter(0)):
+        if least_possible_s >= least_s:
             break
         (program, seconds), more = _minimised(_for_cold_prompts(problem)), _handicap(problem)
         if seconds is not None and seconds * (1 + more) < least_s:

@@ -180,7 +180,14 @@ def form_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list
 
 def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     """Prefill pass sizes: the whole prompt, then halves of it. Each counts from the prompt's first token, and from the ends of eighths of
-    its shared prefix."""
+    its shared prefix. Pricing them takes a third as long as a solve, so that is done once for ``problem``."""
+    if kept not in problem.priced:
+        problem.priced[kept] = _priced_passes(problem, kept)
+    found: list[PassChoice] = problem.priced[kept]
+    return found
+
+
+def _priced_passes(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     hardware, model, workload, force, batch = problem.hardware, problem.model, problem.workload, problem.force, problem.batch
     prompt = workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:
@@ -197,10 +204,12 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     for tokens, pages in product(sizes, prefixes):
         phase_of = partial(prefill_phase, hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms)
         in_parts = [] if workload.is_served else part_sizes(model, batch * min(tokens, prompt))
-        seconds = {size: phase_of(part_tokens=size).rest.of(computing_of(hardware)) for size in in_parts}
+        phases = {size: phase_of(part_tokens=size) for size in in_parts}
+        seconds = {size: phase.rest.of(computing_of(hardware)) for size, phase in phases.items()}
         for part in part_menu(force, seconds):
             nbytes = activations(model, workload, batch, tokens, part)
-            found.append(PassChoice(tokens, part, nbytes, phase_of(part_tokens=part), kept.needed(pages)))
+            phase = phases.get(part) or phase_of(part_tokens=part)
+            found.append(PassChoice(tokens, part, nbytes, phase, kept.needed(pages)))
     return found
 
 
