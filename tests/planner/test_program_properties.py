@@ -15,7 +15,7 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.cost import objective_s, predict
 from penstock.planner.contract.prices.memory_law import dram_use, vram_use
 from penstock.planner.contract.prices.sizes import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.rules.broken import broken_rules
@@ -86,6 +86,7 @@ def test_every_plan_holds_every_rule_and_costs_what_the_program_says(data):
     assume(found)
     assert broken_rules(hardware, m, w, found.decisions) == []
     predicted = predict(hardware, m, w, found.decisions)
+    assert predicted.total_s == objective_s(hardware, m, w, found.decisions), "which brute force asks"
     assert found.best_s * (1 - 1e-5) <= predicted.total_s <= found.best_s * SLOWER
     assert predicted.vram_bytes <= hardware.vram_bytes and predicted.dram_bytes <= hardware.dram_bytes
 
@@ -180,7 +181,7 @@ def brute_force(hardware, m, w, base):
     for decisions in every_decision(hardware, m, w, base):
         if broken_rules(hardware, m, w, decisions):
             continue
-        best = min(best, predict(hardware, m, w, decisions).total_s)
+        best = min(best, objective_s(hardware, m, w, decisions))
     return best
 
 

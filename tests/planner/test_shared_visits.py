@@ -40,7 +40,7 @@ class PopularRouters(DrawnRouters):
 def solved(hardware: str, model: str, rows: int, *typed: str) -> Plan:
     """The CPU shares missed experts of steps of ``rows`` rows."""
     asked = [f"workload.{key}={rows}" for key in ("batch", "requests")]
-    asked += ["workload.prompt_tokens=256", "workload.context_tokens=1024", "workload.new_tokens=32", "hardware.dram_bytes=400GB"]
+    asked += ["workload.prompt_tokens=256", "workload.context_tokens=1024", "workload.new_tokens=20", "hardware.dram_bytes=400GB"]
     return make_plan(PROGRAM.configuration("solve", [f"hardware={hardware}", f"model={model}", *asked, *typed]))
 
 

@@ -307,13 +307,13 @@ def routed(whole: ModelSpec, count: int, vram: int, asked: Workload, **card: obj
 def test_ranks_with_one_layer_more_than_others_wait_for_as_many_as_there_are(layers: int, launch_s: float) -> None:
     """Of nine layers over four ranks three ranks have two, and one has three: they are not twelve."""
     whole = model(layers=layers, attn=84 * MB, ffn=64 * 25 * MB, experts=64)
-    prompt, step = routed(whole, 4, 4 * GB, work(new_tokens=96, requests=2), layer_launch_s=launch_s)
+    prompt, step = routed(whole, 4, 4 * GB, work(new_tokens=96), layer_launch_s=launch_s)
     assert prompt == pytest.approx(1, abs=0.04) and step == pytest.approx(1, abs=0.05)
 
 
 @pytest.mark.parametrize("launch_s", [6e-4, 1e-3])
 def test_who_misses_few_experts_waits_for_none_while_the_host_launches(launch_s: float) -> None:
-    prompt, step = routed(MANY, 2, 3 * GB, work(new_tokens=96), layer_launch_s=launch_s)
+    prompt, step = routed(MANY, 2, 3 * GB, work(new_tokens=48), layer_launch_s=launch_s)
     assert prompt == pytest.approx(1, abs=0.03) and step == pytest.approx(1, abs=0.02)
 
 
@@ -333,7 +333,7 @@ def test_a_long_prompts_attention_hides_behind_no_wait_for_experts(launch_s: flo
 @pytest.mark.parametrize(("count", "vram", "attn", "experts", "size"), EXPERTS.values(), ids=EXPERTS)
 def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count, vram, attn, experts, size) -> None:
     whole = model(layers=16, attn=attn, ffn=experts * size, experts=experts)
-    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(requests=2, new_tokens=128), RECENT, ranks=count))
+    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(new_tokens=128), RECENT, ranks=count))
     acted = RanksSimulation(plan, Options()).run()
     steps = acted[0].record.step_ns
     assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.05)

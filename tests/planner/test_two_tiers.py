@@ -25,10 +25,10 @@ def solved(hardware: str, model: str, *typed: str) -> Plan:
 @pytest.mark.parametrize(
     ("hardware", "model", "typed", "step"),
     [
-        ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=96", "moe.host=copied"), 0.08),
-        ("h200", "qwen3-235b-a22b", ("workload.new_tokens=48",), 0.08),
-        ("rtx4090", "mixtral8x7b", ("moe.policy=lru",), 0.07),
-        ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=96", "moe.policy=lru"), 0.07),
+        ("rtx4090", "gpt-oss-120b", ("workload.new_tokens=48", "moe.host=copied"), 0.08),
+        ("h200", "qwen3-235b-a22b", ("workload.new_tokens=32",), 0.08),
+        ("rtx4090", "mixtral8x7b", ("workload.new_tokens=32", "moe.policy=lru"), 0.07),
+        ("rtx5080", "qwen3-next-80b-a3b", ("workload.new_tokens=48", "moe.policy=lru"), 0.07),
     ],
 )
 def test_presets_promise_what_is_simulated(hardware: str, model: str, typed: tuple[str, ...], step: float) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn, host_linear
@@ -108,7 +107,10 @@ def test_an_ffn_rounds_where_torch_rounds(
 
 @pytest.mark.parametrize("rows", [1, 3, 6])
 def test_a_clamped_expert_is_gpt_oss_own(pool: HostPool, rows: int) -> None:
-    """Gate and up in turns, biases, both clamped; beside the model's own module in F32."""
+    """Gate and up in turns, biases, both clamped; beside the model's own module in F32, imported here: another file's process imports this
+    one for its matrices."""
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
     both, down, x = normal(2 * 48, 64), normal(40, 48), normal(rows, 64)
     biases = normal(2 * 48), normal(40)
     out = torch.empty(rows, 40, dtype=torch.bfloat16)
