@@ -62,6 +62,7 @@ def small(monkeypatch, tmp_path):
         monkeypatch.setattr(layer_launch, name, 0.01)
     yield
     gc.collect()
+    gc.freeze()  # what lives now is not searched again behind the next test
 
 
 @pytest.fixture

@@ -16,8 +16,11 @@ import yaml
 
 from penstock.planner.common.command.sweep_folders import LAUNCHERS, check_launcher, read_points
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.config.config_schema import SolveConfig
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.report.gather import SILENT
+from penstock.planner.verbs import solve_verb
 from tests.cli import HANGS_S, ROOT, command, process, refusal
 from tests.support import decisions, plan_for, save_tiny
 
@@ -76,11 +79,11 @@ def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Pat
     assert all(row["predicted_over_measured"] > 0 and row["model"] for row in rows if row["kind"] == "run")
 
 
-def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.CompletedProcess[str]:
-    """A sweep of three points of which the second does ``stumble``, in whatever process it runs: each imports ``sitecustomize``."""
+def killed(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """A sweep of three points, of which the second kills whatever process it runs in: each imports ``sitecustomize``."""
     lines = ["import submitit.core.core", "submitit.core.core.Job._results_timeout_s = 1"] if WAITS in args else []
     lines += ["import os", "import penstock.planner.verbs.solve_verb as solve", "make = solve.make_plan", "def second(cfg):"]
-    lines += [f"    if cfg.workload.new_tokens == 9: {stumble}", "    return make(cfg)", "solve.make_plan = second"]
+    lines += ["    if cfg.workload.new_tokens == 9: os.kill(os.getpid(), 9)", "    return make(cfg)", "solve.make_plan = second"]
     (directory / "patch").mkdir()
     (directory / "patch" / "sitecustomize.py").write_text("\n".join(lines) + "\n")
     path = os.pathsep.join([str(directory / "patch"), str(ROOT)])
@@ -90,8 +93,16 @@ def stumbling(directory: Path, stumble: str, *args: str) -> subprocess.Completed
     return subprocess.run([sys.executable, "-c", code, *sweep], cwd=directory, env=env, capture_output=True, text=True, timeout=HANGS_S)
 
 
-def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_path: Path) -> None:
-    result = stumbling(tmp_path, "raise ZeroDivisionError('by nine')")
+def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = solve_verb.make_plan
+
+    def second(cfg: SolveConfig) -> Plan:
+        if cfg.workload.new_tokens == 9:
+            raise ZeroDivisionError("by nine")
+        return make(cfg)
+
+    monkeypatch.setattr(solve_verb, "make_plan", second)
+    result = command("planner", "solve", "hardware=rtx5080", "model=llama8b", "workload.new_tokens=8,9,10", "--multirun", cwd=tmp_path)
     assert result.returncode == 1
     rows = json.loads(result.stdout.splitlines()[-1])["rows"]
     assert [row["error"] for row in rows] == [None, "ZeroDivisionError: by nine", None]
@@ -100,7 +111,7 @@ def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_p
 
 @pytest.mark.parametrize("launcher", IN_PROCESSES[:1])
 def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_the_report(launcher: str, tmp_path: Path) -> None:
-    result = stumbling(tmp_path, "os.kill(os.getpid(), 9)", f"hydra/launcher={launcher}")
+    result = killed(tmp_path, f"hydra/launcher={launcher}")
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("planner: a process of the sweep was killed") and "Traceback" not in result.stderr
     assert command("planner", "report", "sweeps/0", cwd=tmp_path).returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_share import share_of_rank
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.explanation import explain, question_of
+from penstock.planner.solver import layer_counts
 from penstock.planner.solver.layer_counts import slowest, with_counts
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
-from tests.cli import command, refusal
+from tests.cli import command, refusal, remembered
 from tests.planner.small import GB, MB, gpu, machine, model, work
 from tests.planner.test_simulate_ranks import as_promised
 
@@ -43,6 +45,14 @@ def slower(times: float, compute: float = 1.0) -> Any:
 def unlike(vram: int, *others: Card, **change: Any) -> HardwareProfile:
     devices = (0, *(card.device for card in others))
     return machine(vram, **{"devices": devices, "others": others, "dram_bus_gbps": 400.0, "links": Links()} | change)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def solved_once() -> Iterator[None]:
+    """Numbers of layers are tried by several tests, and by commands, of the same cards: the program solves each once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer_counts, "optimum", remembered(layer_counts.optimum))
+        yield
 
 
 CASES = {
