@@ -94,6 +94,8 @@ def _serving(plan: Plan) -> Iterator[str]:
         f"With {asking}: {show_rate(found.requests_per_s)} requests/s, {show_rate(found.tokens_per_s)} tokens/s, first token after "
         f"{show_seconds(found.ttft_s.p50)} (p50) and {show_seconds(found.ttft_s.p99)} (p99). `planner simulate` plays other loads."
     )
+    if not plan.workload.arrivals_per_s:
+        return
     load = planned_load(plan, Arrivals.of(plan.workload, found.requests + found.refused))
     if plan.workload.arrivals_per_s > load:
         yield f"Requests come faster than they are answered: {load:.3g} a second are sustained."
