@@ -26,6 +26,8 @@ from tests.support import decisions, plan_for, save_tiny
 
 WAITS = "hydra/launcher=submitit_local"
 """It waits for the result of a process that was killed."""
+TWO_AT_A_TIME = {"joblib": ("hydra.launcher.n_jobs=2",)}
+"""It starts ten processes, each of which imports what the two that get a point need."""
 SOLVE = ("solve", "hardware=rtx5080", "model=llama8b", "hardware.vram_bytes=1GiB,8GiB", "workload.batch=2", "--multirun")
 IN_PROCESSES = [
     pytest.param(name, marks=pytest.mark.skipif(find_spec("hydra_plugins." + module) is None, reason=f"{name} is not installed here"))
@@ -35,7 +37,7 @@ IN_PROCESSES = [
 
 @pytest.mark.parametrize("launcher", IN_PROCESSES)
 def test_every_launcher_leaves_the_same_rows(launcher: str, tmp_path: Path) -> None:
-    leaves_its_rows(process("planner", *SOLVE, f"hydra/launcher={launcher}", cwd=tmp_path), tmp_path)
+    leaves_its_rows(process("planner", *SOLVE, f"hydra/launcher={launcher}", *TWO_AT_A_TIME.get(launcher, ()), cwd=tmp_path), tmp_path)
 
 
 def leaves_its_rows(result: subprocess.CompletedProcess[str], tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_a_bug_in_one_point_is_a_row_with_its_traceback_and_the_others_run(tmp_p
 
 @pytest.mark.parametrize("launcher", IN_PROCESSES[:1])
 def test_a_point_whose_process_was_killed_is_told_in_one_line_and_is_a_row_of_the_report(launcher: str, tmp_path: Path) -> None:
-    result = killed(tmp_path, f"hydra/launcher={launcher}")
+    result = killed(tmp_path, f"hydra/launcher={launcher}", *TWO_AT_A_TIME.get(launcher, ()))
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].startswith("planner: a process of the sweep was killed") and "Traceback" not in result.stderr
     assert command("planner", "report", "sweeps/0", cwd=tmp_path).returncode == 0
