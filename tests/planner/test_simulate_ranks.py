@@ -333,7 +333,7 @@ def test_a_long_prompts_attention_hides_behind_no_wait_for_experts(launch_s: flo
 @pytest.mark.parametrize(("count", "vram", "attn", "experts", "size"), EXPERTS.values(), ids=EXPERTS)
 def test_an_expert_that_one_rank_misses_comes_at_the_rate_of_a_link_alone(count, vram, attn, experts, size) -> None:
     whole = model(layers=16, attn=attn, ffn=experts * size, experts=experts)
-    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(new_tokens=128), RECENT, ranks=count))
+    plan = answer_dealt(Question(host(vram=vram, dram=256 * GB, **CARDS), whole, work(requests=2, new_tokens=128), RECENT, ranks=count))
     acted = RanksSimulation(plan, Options()).run()
     steps = acted[0].record.step_ns
     assert fmean(steps) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.05)
