@@ -92,8 +92,8 @@ def test_a_row_alone_has_what_a_server_gives_one(served: Plan, batch: int, token
 def test_random_prompts_that_do_not_fit_are_refused_before_one_is_made(plan: Plan, tmp_path: Path) -> None:
     """They were made first, behind torch's imports: a wrong number of tokens was a run that never began."""
     write_plan(plan, tmp_path / "plan.yaml")
-    with pytest.raises(UserError, match=f"prompt_tokens={10**18}: {10**18} tokens and 10 new ones, the plan has room for 48 together"):
-        read_order(RunConfig(plan=str(tmp_path / "plan.yaml"), out=str(tmp_path / "run.json"), prompt_tokens=10**18))
+    with pytest.raises(UserError, match=f"prompt_tokens={10**9}: {10**9} tokens and 10 new ones, the plan has room for 48 together"):
+        read_order(RunConfig(plan=str(tmp_path / "plan.yaml"), out=str(tmp_path / "run.json"), prompt_tokens=10**9))
 
 
 def test_requests_come_in_the_plans_batches(plan: Plan, tmp_path: Path) -> None:
