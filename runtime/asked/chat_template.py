@@ -40,27 +40,7 @@ class ChatTemplate:
         return tuple(self._tokenizer(self.text(messages, where), add_special_tokens=False)["input_ids"])
 
 
-OF_JINJA = frozenset(
-    (
-        "for",
-        "in",
-        "endfor",
-        "if",
-        "elif",
-        "else",
-        "endif",
-        "set",
-        "endset",
-        "is",
-        "not",
-        "and",
-        "or",
-        "loop",
-        "macro",
-        "endmacro",
-        "defined",
-    )
-)
+OF_JINJA = frozenset({"and", "defined", "elif", "else", "endfor", "endif", "for", "if", "in", "is", "loop", "not", "or", "set"})
 """Words of every template, which are no option."""
 
 

@@ -180,14 +180,7 @@ def form_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list
 
 def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     """Prefill pass sizes: the whole prompt, then halves of it. Each counts from the prompt's first token, and from the ends of eighths of
-    its shared prefix. Its bound and its program ask for the same, which is priced once for ``problem``."""
-    if kept not in problem.priced:
-        problem.priced[kept] = _priced_passes(problem, kept)
-    found: list[PassChoice] = problem.priced[kept]
-    return found
-
-
-def _priced_passes(problem: Problem, kept: KeptSet) -> list[PassChoice]:
+    its shared prefix."""
     hardware, model, workload, force, batch = problem.hardware, problem.model, problem.workload, problem.force, problem.batch
     prompt = workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from penstock.planner.contract.decided.decisions import CachePolicy, ResidentForms
 from penstock.planner.contract.decided.force import Force
@@ -12,7 +11,6 @@ from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.reuse import KeptSet
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.host_shares import host_shares
 from penstock.planner.contract.ranks.rank_model import model_of_rank
@@ -32,8 +30,6 @@ class Problem:
     forms: ResidentForms = ResidentForms()
     expected: Misses = Misses()
     """Experts that a decode step of its answer is expected to miss: by these numbers visits read or do not. That is not convex in slots."""
-    priced: dict[KeptSet, list[Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The passes on offer, which ``penstock.planner.solver.terms.menu`` prices once for its bound and its program."""
 
 
 @dataclass(frozen=True)
