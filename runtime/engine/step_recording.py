@@ -17,6 +17,7 @@ from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.model.rows import Step
 from penstock.runtime.ranks.rank import Rank
 from penstock.runtime.recorded.card_pieces import CardPieces
+from penstock.runtime.recorded.graph_steps import Others
 from penstock.runtime.recorded.piece_steps import PieceSteps
 from penstock.runtime.store.decoder import decoder_layers
 
@@ -59,13 +60,13 @@ class StepRecording:
             if self._experts is None:
                 self._recorded = RecordedSide(self._fed, self._host, card, copier, rows, most_tokens, shapes, beside, others)
             else:
-                self._recorded = self._in_pieces(self._experts, copier, rows, most_tokens)
+                self._recorded = self._in_pieces(self._experts, copier, rows, most_tokens, others)
             self._stack.callback(self._recorded.stop)
             self._fed.stepper.graphs = self._recorded.record()
             if self._recorded.refused is not None:
                 self.stop()
 
-    def _in_pieces(self, experts: Experts, copier: CopyDevice, rows: int, most_tokens: int) -> PieceSteps:
+    def _in_pieces(self, experts: Experts, copier: CopyDevice, rows: int, most_tokens: int, others: Others | None) -> PieceSteps:
         """What records steps between their experts, which are rehearsed."""
         fed = self._fed
 
@@ -84,6 +85,7 @@ class StepRecording:
             copier.alias,
             staged_bytes(self._host.placement.model, rows),
             experts.results,
+            others,
         )
 
     def record_still(self) -> None:

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from penstock.runtime.recorded.stream_words import StreamWords
+
 
 class CardPieces:
     """CUDA graphs over one stream, recorded one behind the other and launched in the same order, on whatever stream is current.
@@ -19,6 +21,7 @@ class CardPieces:
     def __init__(self, device: torch.device):
         self._device, self._stream = device, torch.cuda.Stream(device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._words = StreamWords()
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -50,6 +53,14 @@ class CardPieces:
         """End a piece: what is launched next belongs to another one."""
         self._graphs[-1].capture_end()
         self._begin()
+
+    def write_word(self, address: int, value: int) -> None:
+        """See :class:`penstock.runtime.recorded.host_steps.Flags`."""
+        self._words.write(self._stream.cuda_stream, address, value)
+
+    def wait_word(self, address: int, value: int) -> None:
+        """See :class:`penstock.runtime.recorded.host_steps.Flags`."""
+        self._words.wait(self._stream.cuda_stream, address, value)
 
     def launch(self, number: int) -> None:
         """Launch the piece ``number`` behind what was given to the current stream."""

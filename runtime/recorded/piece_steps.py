@@ -1,10 +1,11 @@
 """Decode steps of models with routed experts: all between one layer's experts and the next layer's is recorded. So are the experts of one
-token, where kernels can look up where these lie; the host brings them. Otherwise experts are launched as ever."""
+token, where kernels can look up where these lie; the host brings them. Otherwise experts are launched as ever. Of several ranks a piece
+holds the hops on both sides of its layers, too."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -18,10 +19,12 @@ from penstock.runtime.experts.products.expert_products import Parameters
 from penstock.runtime.experts.products.staged_experts import Staging
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
+from penstock.runtime.recorded.graph_steps import Others
+from penstock.runtime.recorded.host_steps import Flags
 from penstock.runtime.recorded.tabled_rows import WARMED, TabledRows, TabledStepper, refusal
 
 
-class Pieces(Protocol):
+class Pieces(Flags, Protocol):
     """As :class:`penstock.runtime.recorded.card_pieces.CardPieces`."""
 
     def warming(self) -> AbstractContextManager[None]: ...
@@ -69,13 +72,15 @@ class PieceSteps:
         alias: Callable[[torch.Tensor], torch.Tensor],
         staged_bytes: int,
         results: torch.Tensor | None,
+        others: Others | None = None,
     ):
         """``longest`` has its argument see the longest step that will come. ``alias`` is that of
         :class:`penstock.runtime.experts.products.expert_table.ExpertTable`. ``staged_bytes``: what may be taken of the device to copy one
         token's experts to one place. ``results``: where experts have their rows that are computed elsewhere, None where all are
-        computed here."""
+        computed here. ``others`` record the same or nothing."""
         self._stepper, self._open, self._model, self._units = stepper, pieces, model, tuple(units)
-        self._stream, self._begin, self._longest, self._alias = stream, begin, longest, alias
+        self._stream, self._begin, self._longest, self._alias, self._others = stream, begin, longest, alias, others
+        self._hopped: Callable[[], None] = lambda: None
         self._tabled: TabledRows | None = None
         self._pieces: Pieces | None = None
         self._cuts: list[_Cut] = []
@@ -92,7 +97,8 @@ class PieceSteps:
         """Of layers whose experts were one launch."""
 
     def record(self) -> PieceSteps:
-        """Record a step, over whatever lies in the buffers: experts are those of a rehearsal."""
+        """Record a step, over whatever lies in the buffers: experts are those of a rehearsal. RuntimeError where the passes before
+        it fail while others wait for their hidden states."""
         self._longest(self._capture)
         return self
 
@@ -124,6 +130,7 @@ class PieceSteps:
                 stream.enter(unit)
                 stream.leave(unit)
             stream.end_pass()
+            self._hopped()
         self.steps += 1
         return self._logits.clone()
 
@@ -182,8 +189,8 @@ class PieceSteps:
     @torch.inference_mode()
     def _capture(self, step: Step) -> None:
         self.stop()
-        stepper, pieces = self._stepper, self._open()
-        tabled = TabledRows.of(step, stepper)
+        stepper, pieces, warmed = self._stepper, self._open(), False
+        tabled, logits = TabledRows.of(step, stepper), self._logits
 
         def compute() -> torch.Tensor:
             return stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
@@ -194,11 +201,19 @@ class PieceSteps:
                     compute()
                 with self._model.handed_over(self._met):
                     compute()
-            with self._model.handed_over(partial(self._cut_at, pieces)):
+            warmed = True
+            hops = nullcontext(self._hopped) if self._others is None else self._others.recording(pieces)
+            with self._model.handed_over(partial(self._cut_at, pieces)), hops as self._hopped:
                 self._count = 1
                 logits = pieces.record(compute)
         except RuntimeError as error:
+            if self._others is not None and not warmed:
+                raise  # others wait for its hidden states
             self.refused = refusal(error)
+        if self._others is not None:
+            self.refused = self._others.agree(self.refused)
+        if self.refused is not None:
+            pieces.close()
             self._cuts, self._tables = [], {}
             return
         self._tabled, self._pieces, self._logits = tabled, pieces, logits

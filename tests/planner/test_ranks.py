@@ -18,6 +18,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.recording import can_record, hops_launched, is_recorded
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.network import Network
@@ -301,7 +302,8 @@ def test_hops_are_recorded_with_steps_where_their_seconds_are_known():
     apart = replace(words, hosts=2, network=Network(1.25, 1e-4))
     assert hops_launched(apart, two.of_rank(1).model) == "hidden states go from host to host"
     routed = model_of_rank(model(experts=4), Dealing.even(2, 8), 1)
-    assert not can_record(words, routed) and can_record(words, model(experts=4))
+    assert can_record(words, routed) and can_record(words, model(experts=4))
+    assert not can_record(words, model_of_rank(model(experts=4), Dealing.even(2, 8, ExpertShare.sliced), 1))
 
 
 def test_ranks_of_a_host_are_neighbours_and_have_its_cards():

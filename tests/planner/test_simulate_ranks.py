@@ -311,6 +311,20 @@ def test_ranks_with_one_layer_more_than_others_wait_for_as_many_as_there_are(lay
     assert prompt == pytest.approx(1, abs=0.04) and step == pytest.approx(1, abs=0.05)
 
 
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("launch_s", [6e-4, 1e-3])
+def test_ranks_record_what_lies_between_their_experts(launch_s: float, count: int) -> None:
+    card = {"layer_launch_s": launch_s}
+    prompt, step = routed(MANY, count, 6 * GB, work(new_tokens=64), **WORDS | card)
+    assert prompt == pytest.approx(1, abs=0.03) and step == pytest.approx(1, abs=0.05)
+    each = [{"gpu": gpu(layer_kernels_s=1e-5), "links": links} for links in (LINKS, WORDS["links"])]
+    launched_s, recorded_s = (
+        answer_dealt(Question(host(vram=6 * GB, dram=256 * GB, **CARDS | card | own), MANY, work(), RECENT, ranks=count)).prediction
+        for own in each
+    )
+    assert recorded_s.decode_s_per_token < 0.9 * launched_s.decode_s_per_token
+
+
 @pytest.mark.parametrize("launch_s", [6e-4, 1e-3])
 def test_who_misses_few_experts_waits_for_none_while_the_host_launches(launch_s: float) -> None:
     prompt, step = routed(MANY, 2, 3 * GB, work(new_tokens=48), layer_launch_s=launch_s)

@@ -18,8 +18,8 @@ MOST_STAGED_BYTES = 128 << 20
 
 def never_recorded(model: ModelSpec) -> str | None:
     """Why no step of ``model`` is recorded, wherever its weights lie; None where one can be."""
-    if model.dealt is not None and model.dealt.routed:
-        return "routed experts of one rank wait for those of another"
+    if model.slices > 1:
+        return "experts of which every rank has a slice wait for all ranks"
     if model.state_bytes:
         return "some layers keep a state beside K and V"
     if model.model_type in OWN_ATTENTION:

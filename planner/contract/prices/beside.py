@@ -79,7 +79,7 @@ def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> 
 def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
     """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
     that of several also where it is launched kernel by kernel."""
-    if not records_whole(model):
+    if not records_whole(model) or (model.dealt is not None and model.dealt.routed):
         return "a step with routed experts is recorded in pieces"
     if model.dealt is None and not can_record(hardware, model):
         return "steps of this model cannot be recorded"

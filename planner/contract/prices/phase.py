@@ -16,7 +16,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import LateExperts
-from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations, serving_issue_s
+from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations, serving_issue_s, step_issue_s
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
@@ -110,7 +110,11 @@ def decode_phase(
     compute_s = launched_s
     if records:
         recorded = replace(passed, recorded=True)
-        compute_s = chained_s(hardware, model, recorded, lambda machine, own, _: recorded_s(machine, own.decoded(kinds), context, batch))
+
+        def layers_s(machine: HardwareProfile, own: ModelSpec, _: float) -> float:
+            return recorded_s(machine, own.decoded(kinds), context, batch) - step_issue_s(machine, own)
+
+        compute_s = chained_s(hardware, model, recorded, layers_s) + step_issue_s(hardware, model)  # all ranks' at the same time
     read = model.multiplied_bytes(batch) + batch * context * model.kv_bytes_per_token
     rest = _rest(hardware, model, head_blocks, 1, compute_s, read)
     lookups = _lookups(hardware, model, batch, 1)

@@ -91,6 +91,73 @@ class Point:
         self.at_s = time.perf_counter()
 
 
+def written(address: int, value: int) -> Act:
+    """Writes a word."""
+    word = ctypes.c_int32.from_address(address)
+    return lambda: setattr(word, "value", value)
+
+
+def waited(address: int, value: int) -> Act:
+    """Returns when a word has ``value``."""
+    word = ctypes.c_int32.from_address(address)
+
+    def wait() -> None:
+        until = time.monotonic() + HANGS_S
+        while word.value != value:
+            assert time.monotonic() < until, "nobody wrote it"
+            time.sleep(0)
+
+    return wait
+
+
+class Pieces:
+    """``recorded.card_pieces.CardPieces``."""
+
+    def __init__(self, device: torch.device):
+        self._pieces: list[Operators] = []
+
+    @contextmanager
+    def warming(self) -> Iterator[None]:
+        yield
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        self._begin()
+        try:
+            made = compute()
+            if _is_asked("FAILS", 0):
+                raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        finally:
+            self._end()
+        return made
+
+    def cut(self) -> None:
+        self._end()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pieces.append(Operators())
+        self._pieces[-1].__enter__()
+        Operators.going.append(self._pieces[-1])
+
+    def _end(self) -> None:
+        Operators.going.clear()
+        self._pieces[-1].__exit__(None, None, None)
+
+    def write_word(self, address: int, value: int) -> None:
+        self._pieces[-1].acts.append(written(address, value))
+
+    def wait_word(self, address: int, value: int) -> None:
+        self._pieces[-1].acts.append(waited(address, value))
+
+    def launch(self, number: int) -> None:
+        assert not Operators.going
+        for act in self._pieces[number].acts:
+            act()
+
+    def close(self) -> None:
+        self._pieces = []
+
+
 class Graph:
     """``recorded.card_graph.CardGraph``, whose kernels and chains of copies come in the order in which they were recorded."""
 
@@ -177,19 +244,10 @@ class Graph:
         return Point()
 
     def write_word(self, address: int, value: int) -> None:
-        word = ctypes.c_int32.from_address(address)
-        self._act(lambda: setattr(word, "value", value))
+        self._act(written(address, value))
 
     def wait_word(self, address: int, value: int) -> None:
-        word = ctypes.c_int32.from_address(address)
-
-        def wait() -> None:
-            until = time.monotonic() + HANGS_S
-            while word.value != value:
-                assert time.monotonic() < until, "nobody wrote it"
-                time.sleep(0)
-
-        self._act(wait)
+        self._act(waited(address, value))
 
     def time_of(self, point: Point) -> float:
         return point.at_s
@@ -216,6 +274,7 @@ def main() -> None:
     if "DISAGREES" in os.environ:
         recorded_side.disagreement = _disagrees  # type: ignore[assignment]
     recorded_side.CardGraph = Graph  # type: ignore[misc,assignment]
+    step_recording.CardPieces = Pieces  # type: ignore[misc,assignment]
     open_session.open_kernel = lambda *_: Kernel()  # type: ignore[assignment]
     played_cards.main("tests.runtime.ranks.played_graphs")
 

@@ -48,11 +48,11 @@ def company() -> Iterator[Company]:
         made.leave()
 
 
-def generated(plan: Plan, checkpoint: Path, company: Company | None) -> tuple[Generation, dict[str, Any]]:
+def generated(plan: Plan, checkpoint: Path, company: Company | None, batch: Batch = BATCH) -> tuple[Generation, dict[str, Any]]:
     ground = OpenCard(CudaDevice(0), CARD, company)
     with open_session(plan, checkpoint, ground, EngineOptions(one_card=company is not None)) as session:
-        session.load(BATCH)
-        made = session.generate(BATCH, Sampler(Sampling(), CARD), keep_logits=True)
+        session.load(batch)
+        made = session.generate(batch, Sampler(Sampling(), CARD), keep_logits=True)
         return made, session.engine.facts()
 
 
@@ -102,6 +102,21 @@ def test_two_ranks_on_a_card_hand_units_over_to_the_cpu(tmp_path: Path, company:
         assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
         compared += 1
     assert compared > 9, "steps that handed units over"
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_two_ranks_on_a_card_record_what_lies_between_their_experts(tmp_path: Path, company: Company, rows: int) -> None:
+    checkpoint = save_tiny(tmp_path, model_type="mixtral")
+    batch = replace(BATCH, prompts=BATCH.prompts[:rows], limits=[24] * rows)
+    made = decisions(gpu=True, resident=(3, 3, 1), cap=0, hwm=3, distance=0, experts=ExpertSlots(8, 24))
+    wanted, _ = generated(of_ranks(made, checkpoint, False), checkpoint, company, batch)
+    found, facts = generated(of_ranks(made, checkpoint, True), checkpoint, company, batch)
+    assert {"rows": rows, "refused": None, "steps": 23}.items() <= facts["graphs"].items()
+    assert facts["graphs"]["pieces"] == (7 if rows == 1 else 4) and facts["graphs"]["visits"] == (3 * 23 if rows == 1 else 0)
+    alike = next((k for k, (a, b) in enumerate(zip(found.tokens[0], wanted.tokens[0], strict=True)) if a != b), 23)
+    assert alike > 0, "the prompts' own tokens"
+    for a, b in zip(found.logits[: alike + 1], wanted.logits[: alike + 1], strict=True):
+        assert torch.allclose(a.float(), b.float(), atol=0.03 * b.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize("share", ExpertShare)
