@@ -140,7 +140,7 @@ class Loads:
 
     def crowd(self) -> Iterator[Row]:
         """Tokens a second of clients that come and go, over those of as many rows that stay."""
-        _, step_s = self.rig.fixed(self.rig.clients)
+        step_s = self.rig.fixed(self.rig.clients).step_s
         loop, predicted = self.full, self.full.forecast.tokens_per_s
         what, limit = f"over the fixed batch; {loop.what}", self.rig.clients / step_s
         yield self.rig.row(f"{self.rig.clients} clients", what, loop.found, limit, "tok/s", LEAST_SHARE, predicted / loop.found)

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.beside_rates import link_rate
@@ -21,12 +21,21 @@ from bench.hybrid import ALONE, BUSY_S, Hybrid
 from bench.link import Bench
 from bench.serve_rig import Server
 from bench.sse import Reply
-from bench.worker import Worker
+from bench.worker import Trial, Worker, measure_with_link
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.planner.contract.serving.settled_answers import settled_answers
 
 QUEUE, WARM_NEW = 256, 8
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A fixed batch: its plan, its seconds a step, and what the link of that very run gave."""
+
+    plan: Plan
+    step_s: float
+    link_gbps: float
 
 
 class ServePlans:
@@ -36,7 +45,7 @@ class ServePlans:
         self.bench, self.given = bench, given
         self._servers, self._open = servers, dict[Path, tuple[Server, str]]()
         self._solved: dict[int, Plan] = {}
-        self._fixed: dict[int, tuple[Plan, float]] = {}
+        self._fixed: dict[int, Fixed] = {}
         self._resident_s: dict[int, float] = {}
         self._begun_s = time.perf_counter()
         self.hybrid = Hybrid(bench, worker, profile, given)
@@ -110,12 +119,14 @@ class ServePlans:
             self._resident_s[rows] = self.hybrid.resident_s(self.checkpoint, rows, self.prompt)
         return self._resident_s[rows]
 
-    def fixed(self, rows: int) -> tuple[Plan, float]:
-        """The plan of a fixed batch of ``rows``, and its seconds a step."""
+    def fixed(self, rows: int) -> Fixed:
+        """What a fixed batch of ``rows`` takes: the median of runs, and the link of that run."""
         if rows not in self._fixed:
             self.machine_alone()
             plan = self._solved[rows] = self._solved.get(rows) or self._solve(rows)
-            self._fixed[rows] = plan, median(self.hybrid.run(plan, self.checkpoint).step_s for _ in range(self.hybrid.pairs))
+            trial = Trial(plan, self.checkpoint, self.hybrid.steps, 0)
+            runs = sorted((self.hybrid.worker(measure_with_link, trial) for _ in range(self.hybrid.pairs)), key=lambda run: run.step_s)
+            self._fixed[rows] = Fixed(plan, runs[len(runs) // 2].step_s, runs[len(runs) // 2].link_gbps)
             print(f"  fixed batch of {rows}, behind {self.elapsed_s:.0f} s", file=sys.stderr, flush=True)
         return self._fixed[rows]
 

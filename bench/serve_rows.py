@@ -57,13 +57,13 @@ class StepRows:
 
     def _fixed(self, counts: list[int]) -> Iterator[Row]:
         for count in counts:
-            plan, step_s = self.rig.fixed(count)
-            yield self._row("fixed batch", count, step_s, plan, plan.prediction.decode_s_per_token)
+            run = self.rig.fixed(count)
+            yield self._row("fixed batch", count, run.step_s, run.plan, run.plan.prediction.decode_s_per_token, run.link_gbps)
 
     def _served(self) -> Iterator[Row]:
         prices, limits, steps = PassPrices(self.rig.served), ServeLimits.of(self.rig.served), self.rig.hybrid.steps
         for count in self.counts:  # before the server is opened, which a measured step would close
-            self._compute_s(self.rig.served, count)
+            self._compute_s(self.rig.served, count, self.rig.link_gbps)
         server, name = self.rig.server(self.rig.path)
         most = max(self.counts)
         passes = ceil(most * self.rig.prompt / (limits.pass_tokens - limits.rows)) + (steps + JOINING) * len(self.counts)
@@ -76,24 +76,23 @@ class StepRows:
             raise SystemExit(f"{error}; steps={steps} is too many for {new} tokens a row, or counts= too few") from None
         for stair in stairs:
             predicted = prices.decode_s(stair.rows, self.rig.prompt + steps)
-            yield self._row("server", stair.rows, stair.gap_s, self.rig.served, predicted)
+            yield self._row("server", stair.rows, stair.gap_s, self.rig.served, predicted, self.rig.link_gbps)
 
-    def _row(self, who: str, count: int, step_s: float, plan: Plan, predicted_s: float) -> Row:
-        streamed_gb, streamed_s = self._streamed(plan)
-        compute_s, how = self._compute_s(plan, count)
+    def _row(self, who: str, count: int, step_s: float, plan: Plan, predicted_s: float, link_gbps: float) -> Row:
+        streamed_gb, streamed_s = self._streamed(plan, link_gbps)
+        compute_s, how = self._compute_s(plan, count, link_gbps)
         what = f"{streamed_gb:.2f} GB streamed, {streamed_s * 1e3:.1f} ms; compute {compute_s * 1e3:.1f} ms{how}"
         return self.rig.row(f"{count} rows, {who}", what, step_s, max(streamed_s, compute_s), "s", MOST_STEP, predicted_s / step_s)
 
-    def _streamed(self, plan: Plan) -> tuple[float, float]:
+    def _streamed(self, plan: Plan, link_gbps: float) -> tuple[float, float]:
         """GB of a step over the link, and their seconds."""
         gb = sum(plan.placement.unit_bytes(unit) for unit in plan.placement.step_units) / 1e9
-        link = self.rig.link_gbps
-        return gb, gb / link if link else 0.0
+        return gb, gb / link_gbps if link_gbps else 0.0
 
-    def _compute_s(self, plan: Plan, count: int) -> tuple[float, str]:
+    def _compute_s(self, plan: Plan, count: int, link_gbps: float) -> tuple[float, str]:
         """Seconds of a step of ``count`` rows whose weights are where they are computed, and how they are known. Where the stream takes
         longer than compute with the most rows does, it does so with fewer, too."""
-        streamed_s = self._streamed(plan)[1]
+        streamed_s = self._streamed(plan, link_gbps)[1]
         promised_s = plan.prediction.decode_stages[Resource.card]
         if self.rig.hybrid.card and FAR * promised_s <= streamed_s:
             return promised_s, " by the plan"

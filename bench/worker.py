@@ -6,7 +6,7 @@ import gc
 import multiprocessing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -115,6 +115,8 @@ class Measured:
 
     step_s: float
     prefill_s: float
+    link_gbps: float = 0.0
+    """Of copies out of the run's own DRAM, where it was asked for."""
 
 
 @contextmanager
@@ -155,9 +157,23 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
 def measure(trial: Trial) -> Measured:
     """Run ``trial`` by the engine and the loop of `runtime run`. UserError as :func:`opened`."""
     with opened(trial) as (session, batch, device):
-        from penstock.runtime.engine.sampling import Sampler, Sampling
+        return _ran(session, batch, device, trial.seed)
 
-        made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
+
+def measure_with_link(trial: Trial) -> Measured:
+    """The same, and what the link then gives. Pages of one process may be reached slower than those of another, by a twentieth."""
+    with opened(trial) as (session, batch, device):
+        from penstock.runtime.engine.link_limits import link_gbps
+
+        made = _ran(session, batch, device, trial.seed)
+        session.engine.stop()
+        return replace(made, link_gbps=link_gbps(session.engine) or 0.0)
+
+
+def _ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Measured:
+    from penstock.runtime.engine.sampling import Sampler, Sampling
+
+    made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=seed), device))
     return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
 
 

@@ -104,6 +104,7 @@ def replay_belady(routings: Routings, advance: Advance = lambda tokens: None) ->
         np.put_along_axis(coming, experts[t], t, 1)
     stack, histogram = Stack(routings.layers, routings.count), np.zeros(routings.count + 1, np.int64)
     never = len(experts) + 1.0
+    stack.visit(-np.minimum(coming, never), np.tile(np.arange(routings.count), (routings.layers, 1)))  # a prompt left the best
     for t, used in enumerate(experts):
         np.put_along_axis(coming, used, after[t], 1)
         depth = stack.visit(-np.minimum(coming, never), used)
@@ -115,10 +116,11 @@ def replay_belady(routings: Routings, advance: Advance = lambda tokens: None) ->
 def hit_curve(routings: Routings, name: ExpertPolicyName, advance: Advance = lambda tokens: None) -> tuple[float, ...]:
     """Share of a token's experts found in n slots of their layer, for n = 0, ..., count: concave, from 0 to 1.
 
-    It is the least concave curve that is nowhere below what the replay found; with all experts kept, first uses count as found.
+    It is the least concave curve that is nowhere below what the replay found. Slots are filled when it begins, and prompts pass through
+    them, as in a run.
     """
     kept = replay(routings, name, advance=advance).kept
-    points = [(0, 0.0), *((n, kept.rate(n)) for n in range(1, routings.count)), (routings.count, 1.0)]
+    points = [(n, kept.rate(n)) for n in range(routings.count + 1)]
     hull: list[tuple[int, float]] = []
     for n, rate in points:
         while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (n - hull[-1][0]) <= (rate - hull[-1][1]) * (hull[-1][0] - hull[-2][0]):
@@ -136,8 +138,10 @@ def _act(routings: Routings, policy: ExpertPolicy) -> Iterator[Visits]:
             for first in range(start, end, BLOCK_TOKENS):
                 yield _decode(routings, policy, stack, first, min(first + BLOCK_TOKENS, end))
         else:
+            used = routings.experts[start:end].astype(np.intp).swapaxes(0, 1).reshape(routings.layers, -1)
             for layer in range(routings.layers):
                 policy.study(layer, routings.experts[start:end, layer].astype(np.intp))
+            stack.visit(np.stack([policy.worth(layer) for layer in range(routings.layers)]), used)
 
 
 def _runs(routings: Routings) -> Iterator[tuple[int, int]]:

@@ -9,17 +9,18 @@ class Stack:
     """The experts of each layer in the order in which a growing number of slots would keep them: n slots keep the first n.
 
     After a visit, n slots keep the n most worthy of those that they held and those just used. What n slots keep, n + 1 keep too, since
-    worth does not depend on their number (Mattson et al., Evaluation techniques for storage hierarchies, 1970). Nothing is held at first.
+    worth does not depend on their number (Mattson et al., Evaluation techniques for storage hierarchies, 1970). A start fills n slots with
+    a layer's first n experts.
     """
 
     def __init__(self, layers: int, count: int):
         self._layers = np.arange(layers)
-        self._held = np.full((layers, count), count)  # by depth; ``count`` is nobody
-        self._depth = np.full((layers, count + 1), count)  # by expert, and of nobody
+        self._held = np.tile(np.arange(count), (layers, 1))  # by depth
+        self._depth = np.tile(np.arange(count + 1), (layers, 1))  # by expert, and of nobody, who is number ``count``
 
     def visit(self, worth: np.ndarray, used: np.ndarray) -> np.ndarray:
         """[layers, count]: the depth of each expert when a token came: n slots held those below n. Then keep by ``worth`` [layers, count]
-        what was held or is among ``used`` [layers, top_k]; of equals the lower number. O(layers x count ** 2)."""
+        what was held or is among ``used`` [layers, any number]; of equals the lower number. O(layers x count ** 2)."""
         found = self._depth[:, :-1].copy()
         each, count = self._layers, worth.shape[1]
         bound = np.full((len(each), count + 1), -np.inf)  # of those not placed yet: worth; nobody and the others lose against all

@@ -77,7 +77,7 @@ def missed_by_both(experts: Experts, slots: ExpertSlots, routings: Routings, spl
     assert vram is not None
     keep_first(experts, vram, dram)
     missed = 0
-    for first, end in _passes(routings):
+    for first, end in passes(routings):
         prompt = not routings.decode[first]
         for layer, chosen in enumerate(routings.experts[first:end].swapaxes(0, 1).astype(np.intp)):
             ahead = scores[first, layer][None] if scores is not None and not prompt and layer + 1 < routings.layers else None
@@ -96,25 +96,26 @@ def _visit(vram: ExpertCache, dram: ExpertCache, layer: int, routing: Routing, s
     aside = {far.hits[at] for at in split.on_host((1,) * len(far.hits))} if split else set()
     dram.set_aside(aside)
     for expert in near.hits:
-        _settle(vram, layer, expert)
+        settle(vram, layer, expert)
     for expert in (*far.hits, *far.misses):
         if expert in aside:
-            _settle(dram, layer, expert)
+            settle(dram, layer, expert)
             continue
         vram.take(layer, expert)
         if expert in far.misses:
             dram.take(layer, expert)
-        _settle(vram, layer, expert)
-        _settle(dram, layer, expert)
+        settle(vram, layer, expert)
+        settle(dram, layer, expert)
     return len(far.misses)
 
 
-def _settle(cache: ExpertCache, layer: int, expert: int) -> None:
+def settle(cache: ExpertCache, layer: int, expert: int) -> None:
+    """``expert`` was used: what ``cache`` evicts for it leaves its slot."""
     for slot in cache.settle(layer, expert):
         cache.give_back(slot)
 
 
-def _passes(routings: Routings) -> Iterator[tuple[int, int]]:
+def passes(routings: Routings) -> Iterator[tuple[int, int]]:
     """First token and the one after the last of each prompt and each decode step."""
     begins = routings.decode.copy()
     begins[0] = True
