@@ -120,7 +120,7 @@ class Measured:
 
 
 @contextmanager
-def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
+def opened(trial: Trial, graphs: bool = True) -> Iterator[tuple[Session, Batch, torch.device]]:
     """The plan's loaded session, what it is to say, and the compute device, with threads asleep while they wait, as in a run that streams.
     UserError when the plan does not fit what is free."""
     wait_asleep()
@@ -145,7 +145,7 @@ def opened(trial: Trial) -> Iterator[tuple[Session, Batch, torch.device]]:
         batch = Batch(prompts, trial.steps + WARM_UP + 1, plan.decisions.prefill_chunk_tokens)
         with told_in_one_line(budget, device):
             copier = open_cuda(budget, device)
-        with open_session(plan, trial.checkpoint, OpenCard(copier, device), EngineOptions(record=trial.record)) as session:
+        with open_session(plan, trial.checkpoint, OpenCard(copier, device), EngineOptions(record=trial.record, graphs=graphs)) as session:
             session.load(batch)
             yield session, batch, device
     finally:

@@ -95,6 +95,11 @@ class Streamed(NamedTuple):
             copy(into[s.dst : s.dst + s.nbytes], self.source[s.src : s.src + s.nbytes])
 
 
+def chain_of(unit: Unit) -> str:
+    """The chain of copies that brings ``unit``."""
+    return unit.ring_class
+
+
 class RecordedStream:
     """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
@@ -124,7 +129,7 @@ class RecordedStream:
         self._computed: list[_Computed] = []
         self._copied: list[Copied] = []
         self._next: list[_Next] = []
-        chains = dict.fromkeys(unit.ring_class for unit in self.units)
+        chains = dict.fromkeys(map(chain_of, self.units))
         names: list[int | str] = [*self.rounds.first, *chains]
         self._left: Handover = Handover(recorder.words(len(names)), names) if like is None else like._left
         self._begun: set[str] = set()
@@ -162,7 +167,7 @@ class RecordedStream:
         i = self._index.get(unit)
         if i is None:
             return
-        left, chain, coming = self._recorder.compute_event(), unit.ring_class, self.rounds.behind(i)
+        left, chain, coming = self._recorder.compute_event(), chain_of(unit), self.rounds.behind(i)
         self._computed.append(_Computed(unit, self._arrived[i], left))
         if coming <= i:
             self._next.append(_Next(coming, chain, left))
@@ -269,7 +274,7 @@ class RecordedStream:
 
     def _book_copies(self, copies: Sequence[Copied]) -> float:
         """Seconds in which the link was busy with ``copies``, which are over."""
-        times = [(one.unit.ring_class, self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in copies]
+        times = [(chain_of(one.unit), self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in copies]
         found = list(zip(moved(times), copies, strict=True))
         idle_s, busy_s = min((start_s for (start_s, _), _ in found), default=0.0), 0.0
         for (start_s, end_s), one in sorted(found, key=lambda pair: pair[0]):

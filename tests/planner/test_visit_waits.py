@@ -112,7 +112,7 @@ def test_rows_of_other_prompts_touch_as_many_experts_as_one_tokens_hits_say(rows
         found += [len(np.unique(routings.experts[tokens, layer])) for layer in range(routings.layers)]
     rates = tuple(float(rate) for rate in hit_curve(routings, ExpertPolicyName.mix))
     experts = Experts(routings.count, routings.top_k, MB, tuple(range(routings.layers)), rates)
-    assert touched_experts(experts, rows) == pytest.approx(np.mean(found), rel=0.04)
+    assert touched_experts(experts, rows) == pytest.approx(np.mean(found), rel=0.05)
 
 
 @pytest.mark.parametrize(("rows", "slots"), [(4, 40), (16, 40), (16, 90)])

@@ -31,7 +31,8 @@ def needed(plan: Plan, rank: int) -> int:
     return budget.vram_bytes - budget.guard_bytes
 
 
-def test_a_full_card_is_named_with_its_rank_what_is_free_and_what_the_plan_takes(of_two: Plan) -> None:
+def test_a_full_card_is_named_with_its_rank_what_is_free_and_what_the_plan_takes(of_two: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     need, waited = needed(of_two, 1), []
     with pytest.raises(UserError, match=r"rank 1: the plan takes .* of VRAM and 1.05 MB is free on GPU 6; end the other process or"):
         refuse_full_cards(of_two, {0: 4, 1: 6}, {4: 1 << 40, 6: 1 << 20}.get, waited.append)
