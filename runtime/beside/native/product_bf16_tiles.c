@@ -5,23 +5,15 @@
  *
  * Columns go in pieces of PIECE tiles. While one is multiplied the next is asked for, row after row: memory likes a kilobyte in a row better
  * than 16 rows at a time, and a claim's first piece is all that is waited for. */
-#include "products.h"
+#include "product_tiles.h"
 
 #ifdef HAS_TILES
-#include <immintrin.h>
-
-enum { TILE_COLUMNS = 32, CHAINS = 4, PIECE = 16, PIECE_COLUMNS = PIECE * TILE_COLUMNS };
+enum { PIECE = 16, ASKED_COLUMNS = PIECE * TILE_COLUMNS };
 #ifndef AHEAD_HINT
 #define AHEAD_HINT _MM_HINT_T1
 #endif
 
 void bf16_dot(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
-
-struct tile_config {
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-};
 
 FOR_AMX ALONE void ask_for(const uint16_t *row)
 {
@@ -29,18 +21,15 @@ FOR_AMX ALONE void ask_for(const uint16_t *row)
         _mm_prefetch((const char *)(row + i * TILE_COLUMNS), AHEAD_HINT);
 }
 
-/* Sums of 16 rows of the matrix and 16 input rows, [CHAINS][output][input]. next: the 16 rows behind them, or 0. */
-FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t columns, const uint16_t *next, float *sums)
+/* Sums of 16 rows of the matrix and 16 input rows, in tiles 0 to 3. next: the 16 rows behind them, or 0. */
+FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t columns, const uint16_t *next)
 {
     const int64_t all = columns / TILE_COLUMNS, bytes = columns * 2;
     int64_t t = 0;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    no_sums();
 #define STEP(chain, a, b)                                                                                                            \
     do {                                                                                                                             \
-        const int64_t k = (t + chain) * TILE_COLUMNS, after = k / PIECE_COLUMNS * PIECE_COLUMNS + PIECE_COLUMNS;                     \
+        const int64_t k = (t + chain) * TILE_COLUMNS, after = k / ASKED_COLUMNS * ASKED_COLUMNS + ASKED_COLUMNS;                     \
         const uint16_t *ahead = after < columns ? w + after : next;                                                                  \
         if (ahead)                                                                                                                   \
             ask_for(ahead + (t + chain) % PIECE * columns);                                                                          \
@@ -57,10 +46,6 @@ FOR_AMX static void sixteen(const uint16_t *w, const uint16_t *pairs, int64_t co
     for (; t < all; t++)
         STEP(0, 4, 5);
 #undef STEP
-    _tile_stored(0, sums, 64);
-    _tile_stored(1, sums + 256, 64);
-    _tile_stored(2, sums + 512, 64);
-    _tile_stored(3, sums + 768, 64);
 }
 
 FOR_AMX void bf16_tiles(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
@@ -70,28 +55,17 @@ FOR_AMX void bf16_tiles(const struct matrix *m, int64_t first, int64_t last, con
         bf16_dot(m, first, last, in, y, stride);
         return;
     }
-    struct tile_config config;
-    float sums[CHAINS * TILE_ROWS * TILE_ROWS];
     int64_t o = first;
-    memset(&config, 0, sizeof config);
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) {
-        config.bytes[i] = 64;
-        config.rows[i] = TILE_ROWS;
-    }
-    _tile_loadconfig(&config);
+    open_tiles();
     for (int64_t i = 0; i < TILE_ROWS && o + TILE_ROWS <= last; i++)
         ask_for((const uint16_t *)m->part[0] + (o + i) * columns);
     for (; o + TILE_ROWS <= last; o += TILE_ROWS) {
         const uint16_t *w = (const uint16_t *)m->part[0] + o * columns;
         const uint16_t *next = o + 2 * TILE_ROWS <= last ? w + TILE_ROWS * columns : 0;
         for (int64_t from = 0; from < in->rows; from += TILE_ROWS) {
-            sixteen(w, in->pairs + from * columns, columns, from + TILE_ROWS < in->rows ? 0 : next, sums);
-            for (int64_t r = 0; r < TILE_ROWS && from + r < in->rows; r++)
-                for (int64_t i = 0; i < TILE_ROWS; i++) {
-                    const float *sum = sums + i * TILE_ROWS + r;
-                    y[(from + r) * stride + o + i] = (sum[0] + sum[256]) + (sum[512] + sum[768]);
-                }
+            const int64_t left = in->rows - from;
+            sixteen(w, in->pairs + from * columns, columns, from + TILE_ROWS < in->rows ? 0 : next);
+            write_sums(y + from * stride + o, stride, left < TILE_ROWS ? left : TILE_ROWS);
         }
     }
     _tile_release();

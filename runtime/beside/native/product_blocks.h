@@ -2,6 +2,7 @@
 #ifndef PENSTOCK_PRODUCT_BLOCKS_H
 #define PENSTOCK_PRODUCT_BLOCKS_H
 
+#include "product_pieces.h"
 #include "product_strips.h"
 
 #ifdef HAS_X86
@@ -203,11 +204,12 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
             name##_few(m, first, last, in->xb, in->rows, y, stride);                                                                 \
     }
 
-#define FOR_TILES(name)                                                                                                              \
+#define FOR_TILES(name, order, state, open, block)                                                                                   \
     static STRIPS_AT(name##_tiles, name##_dot_decoded, LEVEL_AMX, NUMBER_BF16)                                                       \
+    PIECES_AT(name, order, state, open, block)                                                                                       \
     void name##_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
     {                                                                                                                                \
-        (in->rows <= MOST_WIDE ? name##_dot : name##_tiles)(m, first, last, in, y, stride);                                          \
+        (in->rows <= MOST_WIDE ? name##_dot : name##_pieces)(m, first, last, in, y, stride);                                         \
     }
 
 /* name_avx512, name_dot, name_amx. */
@@ -216,7 +218,7 @@ FOR_AVX512 ALONE __m512 and_pairs(__m512 sum, __m512i w, const uint16_t *x, cons
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
     BLOCKS_AT(name##_avx512, 0, read, state, open, block)                                                                            \
     BLOCKS_AT(name##_dot, 1, read, state, open, block)                                                                               \
-    FOR_TILES(name)
+    FOR_TILES(name, IN_ORDER, state, open, block)
 #endif
 
 #endif

@@ -198,7 +198,7 @@ struct words_part {
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
     RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips, decode)                                       \
     RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                             \
-    FOR_TILES(name)
+    FOR_TILES(name, IN_ORDER, state, open, block)
 
 /* The same. */
 #define WORDS(name, state, open, block, decode, fill, table, shifted, group)                                                         \
@@ -206,7 +206,7 @@ struct words_part {
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \
     WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips, decode)                                            \
     WORDS_AT(name##_dot, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                  \
-    FOR_TILES(name)
+    FOR_TILES(name, BY_TURNS, state, open, block)
 #endif
 
 #endif
