@@ -132,7 +132,8 @@ class Model:
             from penstock.runtime.engine.sides.engine_options import EngineOptions
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
-        session = self._stack.enter_context(open_session(plan, checkpoint, ground, EngineOptions(**vars(cfg.engine)), cfg.kv))
+        options = EngineOptions(**vars(cfg.engine), row_tokens=capacity_tokens(plan, 1))
+        session = self._stack.enter_context(open_session(plan, checkpoint, ground, options, cfg.kv))
 
         largest = _batch(plan, vocabulary, [(0,) * plan.workload.prompt_tokens] * plan.decisions.batch, 1)
         session.load(largest, samplers=[Sampler(each, session.device) for each in (Sampling(), Sampling(temperature=1.0, top_p=0.5))])
@@ -140,8 +141,9 @@ class Model:
 
     @property
     def capacity_tokens(self) -> int:
-        """Tokens that a prompt and its continuation may have together."""
-        return capacity_tokens(self.plan)
+        """Tokens that a prompt and its continuation may have together, where they are computed alone. By a server's plan those that it
+        gives one row; prompts of one call share its pool."""
+        return capacity_tokens(self.plan, 1)
 
     def stream(
         self,
@@ -238,12 +240,12 @@ class Model:
             raise UserError(f"max_new_tokens={max_new_tokens!r}: must be a whole number, 1 or more; None takes the plan's")
         asked = [Asked(f"prompt {k}", _text(p, k) if isinstance(p, str) else self._ids(p, k), 1) for k, p in enumerate(prompts, first)]
         ids = ids_of(asked, self._vocabulary)
-        longest = max(map(len, ids))
-        new_tokens = min(self.plan.workload.new_tokens, self.capacity_tokens - longest) if max_new_tokens is None else max_new_tokens
-        if new_tokens < 1 or longest + new_tokens > self.capacity_tokens:
+        longest, room = max(map(len, ids)), capacity_tokens(self.plan, len(ids))
+        new_tokens = min(self.plan.workload.new_tokens, room - longest) if max_new_tokens is None else max_new_tokens
+        if new_tokens < 1 or longest + new_tokens > room:
             k = first + max(range(len(ids)), key=lambda i: len(ids[i]))
             raise UserError(
-                f"prompt {k} has {longest} tokens and max_new_tokens={new_tokens}: the plan holds KV for {self.capacity_tokens} together,"
+                f"prompt {k} has {longest} tokens and max_new_tokens={new_tokens}: the plan holds KV for {room} together,"
                 f" of which 1 is new at least; solve again with workload.prompt_tokens={longest} workload.new_tokens={max(1, new_tokens)}"
             )
         return _batch(self.plan, self._vocabulary, ids, new_tokens)

@@ -284,3 +284,24 @@ def test_texts_come_in_pieces_that_make_the_whole(shared_models: Path) -> None:
         assert word in short.text and whole.tokens[: len(short.tokens)] == short.tokens
         drawn = [model.generate(["def main():"], temperature=1.0, seed=seed)[0].tokens for seed in (1, 1, 2)]
         assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_by_a_servers_plan_a_prompt_alone_has_the_tokens_that_the_server_gives_one(checkpoint: Path) -> None:
+    asked = {"workload": "serve", "workload.prompt_tokens": 24, "workload.new_tokens": 8, "workload.context_tokens": 256}
+    plan = penstock.solve(checkpoint, "cpu", dram="2GiB", **asked, **{"workload.clients": 4, "workload.dram_reserve_bytes": 0})
+    assert plan.decisions.batch > 1
+    prompt = [(7 * k + 3) % 290 for k in range(150)]
+    with penstock.open(plan, checkpoint) as model:
+        alone = model.capacity_tokens
+        assert alone == 256
+        found, (made,) = model.logits([prompt]), model.generate([prompt], 8, greedy=True)
+        many = plan.decisions.batch
+        together = model.generate([[5, 9, 200]] * many, 4, greedy=True)
+        assert len(together) == many
+        with pytest.raises(penstock.UserError, match=rf"the plan holds KV for {alone} together"):
+            model.generate([prompt], alone, greedy=True)
+        with pytest.raises(penstock.UserError, match="prompt 0 has 150 tokens and max_new_tokens=4: the plan holds KV for 128 together"):
+            model.generate([prompt] * many, 4, greedy=True)
+    logits, said = expected(checkpoint, [prompt], 1)
+    assert made.tokens[:1] == said[0] and len(made.tokens) == 8
+    assert torch.allclose(found.float(), logits.float(), atol=0.02 * logits.abs().max().item(), rtol=0), "in passes of a prompt's part"
