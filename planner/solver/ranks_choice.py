@@ -46,8 +46,9 @@ def on_ranks(cfg: SolveConfig, question: Question) -> tuple[Question, tuple[str,
     if one is None or all_of_them is None or all_of_them.total_s < one.total_s:
         return dealt, ()
     seconds = f"{show_seconds(all_of_them.token_s)} a token, and {show_seconds(one.token_s)} with one"
+    known = "" if question.hardware.links.word_hop_s else "; their steps would be recorded if `planner probe` had measured links.word_hop_s"
     return question, (
-        f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count})",
+        f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count}){known}",
     )
 
 

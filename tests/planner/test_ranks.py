@@ -407,7 +407,9 @@ def test_all_cards_are_used_where_that_is_faster_unless_one_is_named(tmp_path: P
     assert asked(tmp_path, "hardware.vram_bytes=4GiB").ranks.count == 2
     assert asked(tmp_path, "hardware.vram_bytes=4GiB", "hardware.devices=[1]").ranks.count == 1
     resident = asked(tmp_path)
-    assert resident.ranks.count == 1 and any(note.startswith("one of 2 GPUs is used: layers") for note in resident.notes)
+    assert resident.ranks.count == 1 and any(
+        note.startswith("one of 2 GPUs is used: layers") and "links.word_hop_s" in note for note in resident.notes
+    )
     served = asked(tmp_path, "workload=serve")
     assert served.ranks.count == 1 and "one of 2 GPUs is used: a server takes more where they are asked for (ranks=2)" in served.notes
     refused = refusal("planner", "solve", "hardware=h100x2", "model=llama8b", "ranks=3", "out=other.yaml", cwd=tmp_path)
