@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,9 +25,10 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.hybrid import ALONE, Hybrid, profile_of  # noqa: E402
-from bench.keys import given_of  # noqa: E402
+from bench.keys import given_of, read_names  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
-from bench.worker import WARM_UP, Trial, Worker, opened  # noqa: E402
+from bench.worker import Trial, Worker, opened, ran  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.contract.decided.placement import Unit  # noqa: E402
 
 if TYPE_CHECKING:
@@ -53,19 +53,18 @@ class Streamed(NamedTuple):
 def measure(trial: Trial, case: str) -> Streamed:
     """In a new process. UserError as :func:`bench.worker.opened`."""
     from penstock.runtime.engine.link_limits import link_gbps
-    from penstock.runtime.engine.sampling import Sampler, Sampling
     from penstock.runtime.recorded import recorded_stream
 
     if case == "one":
         recorded_stream.chain_of = FirstOfAll()  # type: ignore[assignment]
     with opened(trial, graphs=case != "launched") as (session, batch, device):
-        made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=trial.seed), device))
+        step_s = ran(session, batch, device, trial.seed).step_s
         recorded = session.engine.facts()["graphs"]
         session.engine.stop()
         links = link_gbps(session.engine) or 0.0, *(copied_gbps(session.engine, streams) for streams in (1, 2))
     if device.type == "cuda" and (case == "launched") is not (recorded is None):
         raise SystemExit(f"{case}: steps were {'launched' if recorded is None else 'recorded'}")
-    return Streamed(median(made.step_s[WARM_UP:]), *links)
+    return Streamed(step_s, *links)
 
 
 class FirstOfAll:
@@ -123,10 +122,13 @@ def main() -> None:
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     profile = profile_of(bench, "true")
     hybrid = Hybrid(bench, Worker(LIMIT_S), profile, {"steps": "16", "pairs": "1", **given})
-    cases = [name for name in given.get("cases", ",".join(CASES)).split(",") if name in CASES]
+    cases = read_names(given, "cases", CASES).get("cases", CASES)
     out = Path(given["out"]) if "out" in given else None
     run_cases({"one row": partial(rows, hybrid, cases, int(given.get("rounds", "3")))}, machine(profile) | {"keys": dict(given)}, out)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(str(error)) from None

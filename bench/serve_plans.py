@@ -120,7 +120,7 @@ class ServePlans:
         return self._resident_s[rows]
 
     def fixed(self, rows: int) -> Fixed:
-        """What a fixed batch of ``rows`` takes: the median of runs, and the link of that run."""
+        """What a fixed batch of ``rows`` takes: the middle one of its runs, of two the slower, and the link of that run."""
         if rows not in self._fixed:
             self.machine_alone()
             plan = self._solved[rows] = self._solved.get(rows) or self._solve(rows)

@@ -157,20 +157,21 @@ def opened(trial: Trial, graphs: bool = True) -> Iterator[tuple[Session, Batch, 
 def measure(trial: Trial) -> Measured:
     """Run ``trial`` by the engine and the loop of `runtime run`. UserError as :func:`opened`."""
     with opened(trial) as (session, batch, device):
-        return _ran(session, batch, device, trial.seed)
+        return ran(session, batch, device, trial.seed)
 
 
 def measure_with_link(trial: Trial) -> Measured:
-    """The same, and what the link then gives. Pages of one process may be reached slower than those of another, by a twentieth."""
+    """The same, and what the link then gives out of the run's own DRAM."""
     with opened(trial) as (session, batch, device):
         from penstock.runtime.engine.link_limits import link_gbps
 
-        made = _ran(session, batch, device, trial.seed)
+        made = ran(session, batch, device, trial.seed)
         session.engine.stop()
         return replace(made, link_gbps=link_gbps(session.engine) or 0.0)
 
 
-def _ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Measured:
+def ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Measured:
+    """``batch`` by an open ``session``."""
     from penstock.runtime.engine.sampling import Sampler, Sampling
 
     made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=seed), device))

@@ -9,6 +9,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.decisions import Decisions
+from penstock.planner.contract.decided.recording import never_recorded
 from penstock.planner.contract.decided.speculating import Speculate
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.plan.plan import Plan
@@ -46,10 +47,16 @@ def on_ranks(cfg: SolveConfig, question: Question) -> tuple[Question, tuple[str,
     if one is None or all_of_them is None or all_of_them.total_s < one.total_s:
         return dealt, ()
     seconds = f"{show_seconds(all_of_them.token_s)} a token, and {show_seconds(one.token_s)} with one"
-    known = "" if question.hardware.links.word_hop_s else "; their steps would be recorded if `planner probe` had measured links.word_hop_s"
+    launched = "; their steps would be recorded if `planner probe` had measured links.word_hop_s" if _lacks_words(dealt) else ""
     return question, (
-        f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count}){known}",
+        f"one of {count} GPUs is used: layers of several ranks follow each other, so that all take {seconds} (ranks={count}){launched}",
     )
+
+
+def _lacks_words(dealt: Question) -> bool:
+    """Whether steps of ``dealt`` ranks are launched kernel by kernel for want of one figure."""
+    recordable = never_recorded(dealt.model) is None and dealt.share is not ExpertShare.sliced
+    return recordable and dealt.hardware.gpu is not None and not dealt.hardware.links.word_hop_s
 
 
 def _check(cfg: SolveConfig, question: Question, count: int) -> None:
