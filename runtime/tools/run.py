@@ -24,6 +24,7 @@ from penstock.planner.common.timeline.timeline_file import write_trace
 from penstock.planner.common.user_folder import user_path
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
+from penstock.runtime.beside.on_host import multiplying
 from penstock.runtime.engine.generate import Batch, Generation, Progress
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.open_session import open_session
@@ -259,6 +260,7 @@ def _validate(job: Job, first: Served, bar: PhaseBar) -> dict[str, Any]:
     original = original_of(job.plan, job.checkpoint)
     packed = "the same packed store, unstreamed" if (job.checkpoint / MANIFEST).exists() else "the unstreamed model"
     model = load_unstreamed(original or job.checkpoint, job.device)
-    page_tokens = job.plan.decisions.kv.page_tokens
-    check = compare_logits(model, job.device, first.batch, first.made, page_tokens, lambda done, total: bar("validate", done, total))
+    page_tokens, threads = job.plan.decisions.kv.page_tokens, 0 if job.plan.hardware.gpu else job.plan.hardware.cpu_threads
+    with multiplying(threads):  # as the run did: other numbers of threads may add up in another order
+        check = compare_logits(model, job.device, first.batch, first.made, page_tokens, lambda done, total: bar("validate", done, total))
     return asdict(check) | {"against": packed if original is None else "the checkpoint that was packed, unstreamed"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,24 @@ def test_a_packed_store_runs_like_its_checkpoint(trained: Path, tmp_path: Path, 
     assert "against the checkpoint that was packed, unstreamed: bit-identical" in " ".join(capsys.readouterr().out.split())
     read = report["ssd"]["direct_files"] + report["ssd"]["buffered_files"]
     assert read and all(Path(file).is_relative_to(tmp_path / "packed") for file in read)
+
+
+def test_the_unstreamed_model_is_computed_with_the_plans_threads(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other numbers of threads may add up in another order."""
+    plan, seen = solved(trained, prompt_tokens=40, new_tokens=4), list[int]()
+    compare = running.compare_logits
+
+    def compared(*given: Any) -> Any:
+        seen.append(torch.get_num_threads())
+        return compare(*given)
+
+    monkeypatch.setattr(running, "compare_logits", compared)
+    other = torch.get_num_threads() + 1
+    report = desk(tmp_path, replace(plan, hardware=replace(plan.hardware, cpu_threads=other))).run(
+        prompt=PROMPTS[0], validate=Validation.full
+    )
+    assert seen == [other] and torch.get_num_threads() == other - 1
+    assert report["logits"]["identical"]
 
 
 def test_full_validation_finds_the_logits_bit_identical(small: Desk, capsys: pytest.CaptureFixture[str]) -> None:
