@@ -262,6 +262,7 @@ class Hybrid:
         for form in ("awq", "rows"):
             checkpoint = self.checkpoint(form)
             points += self.in_turns(checkpoint, [self.solve(f"rows-{form}", checkpoint, vram=vram)])
+            self.worker.close()  # kernels of one form would be found in the other's context
         published, turned = points
         said = published.predicted("decode_s_per_token", published.step_s)
         what = f"{self.where(turned)}, published {self.where(published)}, predicted/measured {said:.3f}"

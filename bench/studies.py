@@ -353,6 +353,11 @@ STUDIES: Mapping[str, Study] = {
         "Tiny and random, three prompts of unequal lengths as one batch, three layers in DRAM at a time. *identical*: logits against the "
         "unstreamed model's; *packed*: the same tokens from a packed store; *text*: that of `generate` for each prompt alone.",
         zoo_table, no_target, "zoo.py"),
+    "one_row": Study(
+        "Steps launched and recorded",
+        "A step of one row that streams, as the plan has it and recorded as one CUDA graph, in turns, each in a process of its own. The "
+        "limit is its bytes over what copies out of the run's own DRAM give afterwards.",
+        rows_table, rows_checks, "one_row.py"),
     "serve": Study(
         "Serving",
         "Rows of one pass as a fixed batch and in the server, clients that come and go, TTFT under load, throughput beside the "

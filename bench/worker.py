@@ -120,7 +120,7 @@ class Measured:
 
 
 @contextmanager
-def opened(trial: Trial, graphs: bool = True) -> Iterator[tuple[Session, Batch, torch.device]]:
+def opened(trial: Trial, graphs: bool | None = None) -> Iterator[tuple[Session, Batch, torch.device]]:
     """The plan's loaded session, what it is to say, and the compute device, with threads asleep while they wait, as in a run that streams.
     UserError when the plan does not fit what is free."""
     wait_asleep()

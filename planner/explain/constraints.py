@@ -8,10 +8,9 @@ from enum import StrEnum
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.tier_fill import fills
-from penstock.planner.contract.prices.launches import issue_s, pieces_issue_s
+from penstock.planner.contract.prices.launches import is_recorded, issue_s, keeps_link_busier, pieces_issue_s
 from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
@@ -92,8 +91,9 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
 
 
 def launches_bind(plan: Plan) -> bool:
-    """Whether a decode step computes no faster than the host launches its kernels."""
-    if plan.hardware.gpu is None or is_recorded(plan.hardware, plan.placement, plan.decisions.kv):
+    """Whether a decode step computes no faster than the host launches its kernels, and takes longer for it."""
+    machine, placement = plan.hardware, plan.placement
+    if machine.gpu is None or is_recorded(machine, placement, plan.decisions.kv) or keeps_link_busier(machine, placement):
         return False
     launched_s = issue_s(plan.hardware, plan.model, plan.decisions.batch)
     return launched_s >= NEARLY * plan.prediction.decode_stages[computing_of(plan.hardware)]

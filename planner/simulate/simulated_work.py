@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
-from penstock.planner.contract.prices.launches import copied_issue_s, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import copied_issue_s, is_recorded, pieces_issue_s, step_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import (

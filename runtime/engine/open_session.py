@@ -15,6 +15,7 @@ from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
 from penstock.planner.contract.prices.beside import host_split
+from penstock.planner.contract.prices.launches import keeps_link_busier
 from penstock.planner.contract.prices.memory_law import recorded_shapes
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import reuse_of_rank, rooms
@@ -86,6 +87,7 @@ def open_session(
             units = {plan.placement.spec(unit).format for unit in plan.placement.host_units}
             threads = plan.hardware.host.threads_of(units or plan.model.ffn_formats)
             options = replace(options, host_threads=threads, schedules=schedules_of(whole))
+        options = replace(options, launched=options.graphs is None and keeps_link_busier(plan.hardware, plan.placement))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         if reuse is not None:
             options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))

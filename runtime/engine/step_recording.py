@@ -40,7 +40,7 @@ class StepRecording:
         self._fed, self._experts, self._host, self._copier, self._rank = fed, experts, host, copier, rank
         self._begin_pass, self._far_layers, self._stack = begin_pass, far_layers, ExitStack()
         options = host.options
-        self._may = paged and self._alike() and options.graphs and options.wrap_around and not host.arena.refused
+        self._may = paged and self._alike() and options.graphs is not False and options.wrap_around and not host.arena.refused
         self._recorded: RecordedSide | PieceSteps | None = None
         self._refused: str | None = None
 
@@ -99,9 +99,9 @@ class StepRecording:
         return self._recorded is not None and self._recorded.refused is None
 
     def _alike(self) -> bool:
-        """Whether all decode steps are alike: the host decides nothing in between, and what streams lies in DRAM."""
+        """Whether all decode steps are alike: the host decides nothing in between, what streams lies in DRAM, and the plan has them so."""
         together = isinstance(self._copier, CudaDevice) and (self._rank is None or self._rank.shared is not None)
-        return together and launched_because(self._host.placement, self._far_layers) is None
+        return together and not self._host.options.launched and launched_because(self._host.placement, self._far_layers) is None
 
     @property
     def launched_because(self) -> str | None:
@@ -119,7 +119,7 @@ class StepRecording:
         if not self._alike():
             return launched_because(self._host.placement, self._far_layers) or "its steps are not alike"
         options = self._host.options
-        asked = "engine.graphs=false" if not options.graphs else "engine.wrap_around=false" if not options.wrap_around else None
+        asked = "engine.graphs=false" if options.graphs is False else "engine.wrap_around=false" if not options.wrap_around else None
         return asked or ("DRAM is not page-locked" if self._host.arena.refused else "Triton is not installed")
 
     def settle(self) -> None:

@@ -11,7 +11,6 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -19,6 +18,7 @@ from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.explain.resources import products
 from penstock.planner.simulate.act import Simulation

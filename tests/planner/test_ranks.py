@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.planner.common.console import make_console
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.recording import can_record, hops_launched, is_recorded
+from penstock.planner.contract.decided.recording import can_record, hops_launched
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -27,7 +27,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
 from penstock.planner.contract.plan.tier_fill import fills
-from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.planner.contract.prices.launches import OPERATIONS, is_recorded
 from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.ranks.dealing import Dealing

@@ -13,21 +13,34 @@ from hypothesis import strategies as st
 from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import head_blocks, place
-from penstock.planner.contract.decided.recording import can_record, is_recorded, launched_because
+from penstock.planner.contract.decided.recording import can_record, launched_because
+from penstock.planner.contract.given.dealt import Dealt
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.launches import MOST_COPIES, issue_s, pieces_issue_s, recorded_launch_s, step_issue_s
-from penstock.planner.contract.prices.price import Price, Resource
+from penstock.planner.contract.prices.launches import (
+    MOST_COPIES,
+    is_recorded,
+    issue_s,
+    keeps_link_busier,
+    pieces_issue_s,
+    recorded_launch_s,
+    step_issue_s,
+)
+from penstock.planner.contract.prices.price import SHARED, Price, Resource
 from penstock.planner.contract.prices.stages import recorded_s
 from penstock.planner.contract.published.config_spec import spec_from_config
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import constraints
 from penstock.planner.explain.explanation import _launched
+from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.outcome import Told
 from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work
@@ -54,6 +67,36 @@ def test_a_step_is_recorded_whatever_streams_from_dram():
     decisions, is_one = decided(hardware, m, work())
     assert is_one and place(m, decisions.weights, True).streamed_units
     assert predict(hardware, m, work(), decisions).decode_stages["card"] < LAUNCH_S
+
+
+def test_a_step_whose_link_binds_by_far_is_launched_and_takes_no_longer():
+    """Of the same bytes, on hosts that launch them in a little less and a little more than what leaves the link busy all the time."""
+    slow, m, w = recording(machine(vram=GB)), model(16), work()
+    assert slow.gpu is not None
+    decisions = solve(slow, m, w)
+    placement = place(m, decisions.weights, True)
+    border_s = placement.h2d_bytes_per_pass / slow.gpu.h2d.peak / 1e9 * (1 / SHARED - 1) / m.layers
+    below, above = (replace(slow, layer_launch_s=share * border_s) for share in (0.99, 1.01))
+    assert keeps_link_busier(below, placement) and not is_recorded(below, placement, decisions.kv)
+    assert not keeps_link_busier(above, placement) and is_recorded(above, placement, decisions.kv)
+    launched, recorded = (Plan(one, m, w, decisions, predict(one, m, w, decisions)) for one in (below, above))
+    assert launched.prediction.decode_s_per_token == pytest.approx(recorded.prediction.decode_s_per_token, rel=0.005)
+    told = [Told(Simulation(plan, Options()).run()).figures["decode_s_per_token"] for plan in (launched, recorded)]
+    assert told[0] == pytest.approx(told[1], rel=0.005)
+    assert not list(_launched(launched)), "nobody waits for launches"
+
+
+def test_a_step_is_not_launched_for_the_link_where_nothing_streams_or_the_cpu_takes_part_or_ranks_do():
+    quick, m = replace(recording(machine(vram=GB)), layer_launch_s=1e-9), model(16)
+    decisions = solve(quick, m, work())
+    streams = place(m, decisions.weights, True)
+    host = replace(decisions.weights, host=HostUnits(ffn=2, rows=4))
+    assert keeps_link_busier(quick, streams)
+    assert not keeps_link_busier(quick, place(m, host, True))
+    assert not keeps_link_busier(quick, replace(streams, model=replace(m, dealt=Dealt(0, 2, (0, 1) * 8, m.vocab, False))))
+    assert not keeps_link_busier(replace(quick, gpu=None), streams)
+    resident = place(m, solve(replace(quick, vram_bytes=64 * GB), m, work()).weights, True)
+    assert not resident.streamed_units and not keeps_link_busier(replace(quick, layer_launch_s=0.0), resident)
 
 
 @pytest.mark.parametrize(

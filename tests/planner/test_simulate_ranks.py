@@ -16,7 +16,6 @@ from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import QUANTISED
@@ -32,6 +31,7 @@ from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN, schedules_of
 from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank

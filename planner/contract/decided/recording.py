@@ -1,11 +1,10 @@
-"""When a decode step is recorded, so that the host issues it at once: one rule for plans, their notes and runs."""
+"""When a decode step can be recorded, so that the host issues it at once: one rule for plans, their notes and runs."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from penstock.planner.common.measures import ALIGN, align_up
-from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.placement import Placement
 from penstock.planner.contract.given.formats import FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -96,8 +95,3 @@ def launching(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:
     if model.dealt is not None:
         return replace(hardware, links=replace(hardware.links, word_hop_s=0.0))
     return replace(hardware, gpu=hardware.gpu and replace(hardware.gpu, layer_kernels_s=0.0))
-
-
-def is_recorded(hardware: HardwareProfile, placement: Placement, kv: KvPages) -> bool:
-    """Whether decode steps of a plan are recorded."""
-    return can_record(hardware, placement.model) and launched_because(placement, kv.of(Tier.dram) + kv.of(Tier.ssd)) is None

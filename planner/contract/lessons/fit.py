@@ -9,13 +9,13 @@ from itertools import permutations
 
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.prices.cost import load_s, pinned_gb, predict
+from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.stages import (
     FIXED,
     Stage,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.planner.contract.decided.recording import are_tabled, can_record
+from penstock.planner.common.measures import GB
+from penstock.planner.contract.decided.decisions import KvPages, Tier
+from penstock.planner.contract.decided.placement import Placement
+from penstock.planner.contract.decided.recording import are_tabled, can_record, launched_because
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
+from penstock.planner.contract.prices.price import SHARED
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,27 @@ def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int 
         operations += (len(model.experts.layers) - own) * (OPERATIONS.serving(tokens, grouped) + each)
     coded_s = sum(layers * coded_issue_s(hardware, unit) for unit, layers in model.coded.items())
     return operations / dense * hardware.layer_launch_s + coded_s
+
+
+def keeps_link_busier(hardware: HardwareProfile, placement: Placement) -> bool:
+    """Whether a step is launched kernel by kernel though it could be recorded: its copies alone take as long as launches and copies that
+    share a host (``price.SHARED``). Not where the CPU computes units, which a recorded step hands over, nor of several ranks, whose hops it
+    holds.
+
+    Copies that a CUDA graph holds are slower: of 8B in BF16 on H200s they reach 0.94 to 0.988 of what the link gives, by how its process
+    happened to begin, and those that are launched 0.993 to 0.996 (`bench/one_row.py`).
+    """
+    if hardware.gpu is None or placement.model.dealt is not None or placement.host_units:
+        return False
+    link_s = placement.h2d_bytes_per_pass / hardware.gpu.h2d.peak / GB
+    return link_s > 0 and link_s >= SHARED * (link_s + issue_s(hardware, placement.model, 1))
+
+
+def is_recorded(hardware: HardwareProfile, placement: Placement, kv: KvPages) -> bool:
+    """Whether decode steps of a plan are recorded."""
+    if not can_record(hardware, placement.model) or launched_because(placement, kv.of(Tier.dram) + kv.of(Tier.ssd)) is not None:
+        return False
+    return not keeps_link_busier(hardware, placement)
 
 
 def pieces_issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int) -> float:

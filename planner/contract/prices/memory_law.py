@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import can_record, is_recorded, records_whole, staged_bytes
+from penstock.planner.contract.decided.recording import can_record, records_whole, staged_bytes
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
+from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.price import Amount
 from penstock.planner.contract.prices.sizes import (
     OVERHEADS,

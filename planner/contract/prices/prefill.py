@@ -9,7 +9,6 @@ from functools import cached_property
 
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.experts.expert_misses import Misses, missed_at_first, misses
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -17,6 +16,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.beside import Beside, Missed
 from penstock.planner.contract.prices.late_experts import LateExperts
+from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from penstock.planner.common.timeline.spans import COMPUTE, HOP, LAUNCH
-from penstock.planner.contract.decided.recording import is_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.launches import part_operations
+from penstock.planner.contract.prices.launches import is_recorded, part_operations
 from penstock.planner.contract.ranks.rank_chain import recorded_hop_s, told_bytes
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.acted import Options

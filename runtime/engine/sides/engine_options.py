@@ -21,7 +21,9 @@ class EngineOptions:
     balance_units: int | None = 1
     keep_finished_units: int = 0
     cpu_product: CpuProduct | None = None
-    graphs: bool = True
+    graphs: bool | None = None
+    launched: bool = False
+    """The plan has steps launched kernel by kernel which could be recorded."""
     host_threads: int = 0
     """That compute units of a recorded step on the CPU."""
     schedules: tuple[Schedule, ...] = ()
