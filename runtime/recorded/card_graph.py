@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from penstock.runtime.memory.device import CudaDevice, Event, split_copy
+from penstock.runtime.recorded.capture_room import ask_for_room
 from penstock.runtime.recorded.stream_words import StreamWords
 
 WORD_STRIDE = 16
@@ -74,6 +75,8 @@ class CardGraph:
     def recording(self) -> Iterator[None]:
         """Inside, what the current thread launches is recorded."""
         pool = None if self._like is None else self._like._graph.pool()
+        with torch.cuda.stream(self._kernels):
+            ask_for_room(self._card.device)
         with torch.cuda.graph(self._graph, pool, self._kernels, "thread_local"):
             self.begin = self.compute_event()
             for chain in self._chains.values():

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from penstock.runtime.recorded.capture_room import ask_for_room
 from penstock.runtime.recorded.stream_words import StreamWords
 
 
@@ -38,6 +39,7 @@ class CardPieces:
         gc.collect()
         torch.cuda.empty_cache()
         with torch.cuda.stream(self._stream):
+            ask_for_room(self._device)
             self._begin()
             try:
                 made = compute()
