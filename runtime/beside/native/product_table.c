@@ -46,12 +46,23 @@ CODED_F16(q8_0);
 WORDED(q4_k);
 WORDED(q5_k);
 WORDED(q6_k);
-WORDED(gptq4);
-WORDED(awq);
 WORDED(nvfp4);
+/* Of numbers whose words lie across rows. */
+#define ACROSS_ROWS(name)                                                                                                            \
+    PRODUCT(name##_portable);                                                                                                        \
+    PRODUCT(name##_avx2);                                                                                                            \
+    PRODUCT(name##_avx512);                                                                                                          \
+    PRODUCT(name##_portable_f16);                                                                                                    \
+    PRODUCT(name##_avx2_f16)
+ACROSS_ROWS(gptq4);
+PRODUCT(gptq4_amx);
+ACROSS_ROWS(awq);
 #define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
 #define BY_STRIPS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), 0, 0}}
 #define BY_WORDS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), X86(name##_dot_f16), 0}}
+#define BY_LANES(name, amx)                                                                                                          \
+    {{name##_portable, X86(name##_avx2), X86(name##_avx512), 0, X86(amx)},                                                           \
+     {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512), 0, 0}}
 #define F16_BY {f16_portable, X86(f16_avx2), X86(f16_avx512), 0, 0}
 
 /* By the inputs' number and by level; the next lower one serves where a level has none. */
@@ -74,8 +85,8 @@ static const struct {
     [KIND_Q4_K] = {"Q4_K", BY_WORDS(q4_k)},
     [KIND_Q5_K] = {"Q5_K", BY_WORDS(q5_k)},
     [KIND_Q6_K] = {"Q6_K", BY_WORDS(q6_k)},
-    [KIND_GPTQ4] = {"GPTQ4", BY_WORDS(gptq4)},
-    [KIND_AWQ] = {"AWQ", BY_WORDS(awq)},
+    [KIND_GPTQ4] = {"GPTQ4", BY_LANES(gptq4, gptq4_amx)},
+    [KIND_AWQ] = {"AWQ", BY_LANES(awq, 0)},
     [KIND_NVFP4] = {"NVFP4", BY_WORDS(nvfp4)},
 };
 
@@ -102,9 +113,9 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(level) ? MOST_TWOS : MOST_WIDE))
         return 0;
     switch (kind) {
-    case KIND_INT4:
     case KIND_GPTQ4:
-    case KIND_AWQ:
+    case KIND_AWQ: return level < LEVEL_AVX512; /* they are turned */
+    case KIND_INT4:
     case KIND_MXFP4:
     case KIND_NVFP4: return 1;
     case KIND_Q4_0: return 16;
@@ -130,7 +141,7 @@ int64_t fixed_summed(int64_t run)
 
 int64_t rows_at_once(int32_t kind)
 {
-    return kind == KIND_AWQ ? AWQ_ROWS : TILE_ROWS;
+    return kind == KIND_AWQ || kind == KIND_GPTQ4 ? ACROSS : TILE_ROWS;
 }
 
 #ifdef HAS_X86

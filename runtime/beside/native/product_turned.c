@@ -1,4 +1,5 @@
 /* Numbers of 4 bits whose words do not lie along rows: some rows are turned into INT4's order, in the core's own cache, and multiplied so.
+ * With AVX512 few inputs, and AWQ at all, are multiplied as they lie: product_across.c.
  *
  * part[0] words; part[1] scales [columns / group][rows], BF16, or F16 where part[3] is not NULL; part[2] zero points in words
  * [columns / group][rows / 8]. rows and columns are multiples of 8.
@@ -10,7 +11,7 @@
 #include <emmintrin.h>
 #endif
 
-enum { LINE_WORDS = 16, OCTETS = AWQ_ROWS / 8 };
+enum { LINE_WORDS = 16, AWQ_ROWS = 64, OCTETS = AWQ_ROWS / 8 };
 
 typedef uint32_t octets __attribute__((vector_size(4 * OCTETS)));
 
@@ -151,12 +152,16 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
 #define TURNED_AT_ALL(name, awq)                                                                                                     \
     TURNED(name##_portable, awq, LEVEL_PORTABLE, NUMBER_BF16)                                                                        \
     TURNED(name##_avx2, awq, LEVEL_AVX2, NUMBER_BF16)                                                                                \
-    TURNED(name##_avx512, awq, LEVEL_AVX512, NUMBER_BF16)                                                                            \
-    TURNED(name##_dot, awq, LEVEL_AVX512_BF16, NUMBER_BF16)                                                                          \
-    TURNED(name##_amx, awq, LEVEL_AMX, NUMBER_BF16)                                                                                  \
     TURNED(name##_portable_f16, awq, LEVEL_PORTABLE, NUMBER_F16)                                                                     \
-    TURNED(name##_avx2_f16, awq, LEVEL_AVX2, NUMBER_F16)                                                                             \
-    TURNED(name##_avx512_f16, awq, LEVEL_AVX512, NUMBER_F16)                                                                         \
-    TURNED(name##_dot_f16, awq, LEVEL_AVX512_BF16, NUMBER_F16)
+    TURNED(name##_avx2_f16, awq, LEVEL_AVX2, NUMBER_F16)
 TURNED_AT_ALL(gptq4, 0)
 TURNED_AT_ALL(awq, 1)
+
+#ifdef HAS_X86
+void gptq4_avx512(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
+TURNED(gptq4_turned, 0, LEVEL_AMX, NUMBER_BF16)
+void gptq4_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    (in->rows < TILES_FROM ? gptq4_avx512 : gptq4_turned)(m, first, last, in, y, stride);
+}
+#endif

@@ -44,7 +44,7 @@ struct matrix {
 };
 
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
-enum { TILE_ROWS = 16, TILES_FROM = 5, AWQ_ROWS = 64 };
+enum { TILE_ROWS = 16, TILES_FROM = 5, ACROSS = 128 };
 
 /* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. */
 enum { MOST_WIDE = 4, MOST_TWOS = 16 };

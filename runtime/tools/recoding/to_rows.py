@@ -1,7 +1,7 @@
 """Numbers of GPTQ and AWQ as they are, in the order of rows: compressed-tensors' pack-quantized.
 
-AWQ packs along the output's dimension and GPTQ along columns that lie apart. A CPU that multiplies by them turns them first, and a card
-decodes AWQ's. In this order a product reads them as they lie.
+AWQ packs along the output's dimension and GPTQ along columns that lie apart. A CPU without AVX512 turns them before it multiplies, one with
+it reads neighbouring rows from places that lie apart, and a card decodes AWQ's. In this order a product reads one row after the other.
 """
 
 from __future__ import annotations

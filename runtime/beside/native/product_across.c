@@ -1,0 +1,195 @@
+/* Numbers of 4 bits whose words do not lie along rows, with AVX512: words of neighbouring rows are multiplied side by side, as they lie.
+ * product_turned.c says how GPTQ4 and AWQ lie, and multiplies on other machines.
+ *
+ * A line of memory is 16 words. One of the 8 numbers of each becomes 16 floats by one permutation, which belong to one row of the matrix
+ * each, and all are multiplied by one input:
+ *
+ *     y[row] = sum over groups: scale[row] * (sum over the group's columns: number * x - zero point[row] * sum of x)
+ *
+ * Sums are in F32, whatever inputs are, and no number is rounded. All inputs are multiplied with a group before the next one comes, so that
+ * they find it in the caches. What follows in the same rows is fetched meanwhile: it is far away, so that no processor guesses it.
+ * Turning such numbers into the order of rows first took 2 to 4 times as long (docs/log.md, 2026-11-27, night). */
+#include "products.h"
+
+#ifdef HAS_X86
+#include <immintrin.h>
+
+enum { LANES = 16, NUMBERS_A_WORD = 8, MOST_INPUTS = 4, FETCHED = 64 };
+
+/* The row that each 4 bits of one of AWQ's words hold. */
+static const int awq_rows[NUMBERS_A_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+/* Of ACROSS rows, of which `count` are there: a group's columns, and inputs that have `all` columns each. */
+struct group {
+    const uint32_t *words;
+    int64_t stride, count, columns, all;
+    const float *x;
+};
+
+/* 16 words, of which `count` are there. */
+FOR_AVX512 ALONE __m512i words_at(const uint32_t *words, int64_t count)
+{
+    return _mm512_maskz_loadu_epi32((__mmask16)(count >= LANES ? 0xffff : count > 0 ? (1 << count) - 1 : 0), words);
+}
+
+/* The 4 bits from `bit` on of each word. */
+FOR_AVX512 ALONE __m512 numbers_of(__m512i words, int bit)
+{
+    const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_permutexvar_ps(_mm512_srl_epi32(words, _mm_cvtsi32_si128(bit)), all);
+}
+
+/* Eight sums for each of `inputs`, `part` of `parts` of them at a time: as many as there are registers. Of AWQ one for each place of a
+ * word. */
+FOR_AVX512 ALONE void sum_awq(const struct group *g, __m512 *out, const int inputs, const int part, const int parts)
+{
+    const int sums = NUMBERS_A_WORD / parts;
+    __m512 sum[MOST_INPUTS * NUMBERS_A_WORD];
+    _Pragma("GCC unroll 32") for (int i = 0; i < inputs * sums; i++) sum[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < g->columns; k++) {
+        const uint32_t *at = g->words + k * g->stride;
+        const __m512i words = words_at(at, g->count / NUMBERS_A_WORD);
+        if (part == 0)
+            __builtin_prefetch(at + FETCHED * g->stride, 0, 2);
+        _Pragma("GCC unroll 8") for (int n = 0; n < sums; n++)
+        {
+            const __m512 found = numbers_of(words, 4 * (sums * part + n));
+            _Pragma("GCC unroll 4") for (int r = 0; r < inputs; r++) sum[r * sums + n] =
+                _mm512_fmadd_ps(found, _mm512_set1_ps(g->x[r * g->all + k]), sum[r * sums + n]);
+        }
+    }
+    _Pragma("GCC unroll 32") for (int i = 0; i < inputs * sums; i++) out[i / sums * NUMBERS_A_WORD + part * sums + i % sums] = sum[i];
+}
+
+/* Of GPTQ one for each 16 rows. */
+FOR_AVX512 ALONE void sum_gptq(const struct group *g, __m512 *out, const int inputs, const int part, const int parts)
+{
+    const int sums = ACROSS / LANES / parts;
+    __m512 sum[MOST_INPUTS * NUMBERS_A_WORD];
+    _Pragma("GCC unroll 32") for (int i = 0; i < inputs * sums; i++) sum[i] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < g->columns; k += NUMBERS_A_WORD) {
+        const uint32_t *at = g->words + k / NUMBERS_A_WORD * g->stride;
+        _Pragma("GCC unroll 8") for (int j = 0; j < sums; j++)
+        {
+            const int64_t from = (int64_t)(part * sums + j) * LANES;
+            const __m512i words = words_at(at + from, g->count - from);
+            __builtin_prefetch(at + from + FETCHED / NUMBERS_A_WORD * g->stride, 0, 2);
+            _Pragma("GCC unroll 8") for (int n = 0; n < NUMBERS_A_WORD; n++)
+            {
+                const __m512 found = numbers_of(words, 4 * n);
+                _Pragma("GCC unroll 4") for (int r = 0; r < inputs; r++) sum[r * sums + j] =
+                    _mm512_fmadd_ps(found, _mm512_set1_ps(g->x[r * g->all + k + n]), sum[r * sums + j]);
+            }
+        }
+    }
+    _Pragma("GCC unroll 32") for (int i = 0; i < inputs * sums; i++) out[i / sums * NUMBERS_A_WORD + part * sums + i % sums] = sum[i];
+}
+
+FOR_AVX512 ALONE void sum_part(const struct group *g, __m512 *out, const int inputs, const int part, const int parts, const int awq)
+{
+    if (awq)
+        sum_awq(g, out, inputs, part, parts);
+    else
+        sum_gptq(g, out, inputs, part, parts);
+}
+
+FOR_AVX512 ALONE void sum_halves(const struct group *g, __m512 *out, const int inputs, const int awq)
+{
+    sum_part(g, out, inputs, 0, 2, awq);
+    sum_part(g, out, inputs, 1, 2, awq);
+}
+
+FOR_AVX512 ALONE void sum_inputs(const struct group *g, __m512 *out, int64_t inputs, const int awq)
+{
+    switch (inputs) {
+    case 1: sum_part(g, out, 1, 0, 1, awq); break;
+    case 2: sum_halves(g, out, 2, awq); break;
+    case 3: sum_halves(g, out, 3, awq); break;
+    default: sum_halves(g, out, 4, awq);
+    }
+}
+
+/* The row of lane `lane` of sum `i`. */
+ALONE int row_of(int i, int lane, const int awq)
+{
+    return awq ? NUMBERS_A_WORD * lane + awq_rows[i] : LANES * i + lane;
+}
+
+/* Scales and zero points of a group of ACROSS rows, as their sums lie. */
+FOR_AVX512 ALONE void fill(const struct matrix *m, int64_t group, int64_t o, int64_t count, __m512 *scales, __m512 *zeros, const int awq)
+{
+    const uint16_t *from = (const uint16_t *)m->part[1] + group * m->rows + o;
+    const uint32_t *words = (const uint32_t *)m->part[2] + group * (m->rows / NUMBERS_A_WORD) + o / NUMBERS_A_WORD;
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i held = words_at(words, count / NUMBERS_A_WORD);
+    float in_order[ACROSS];
+    for (int64_t r = 0; r < ACROSS; r += LANES) {
+        const __mmask16 some = (__mmask16)(count - r >= LANES ? 0xffff : count > r ? (1 << (count - r)) - 1 : 0);
+        const __m256i bits = _mm256_maskz_loadu_epi16(some, from + r);
+        const __m512 found = m->part[3] ? _mm512_cvtph_ps(bits) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+        _mm512_storeu_ps(in_order + r, found);
+    }
+    for (int i = 0; i < NUMBERS_A_WORD; i++)
+        if (awq) {
+            scales[i] = _mm512_i32gather_ps(_mm512_slli_epi32(lane, 3), in_order + awq_rows[i], 4);
+            zeros[i] = numbers_of(held, 4 * i);
+        } else { /* two words have 16 rows; 15 and one more are 0 */
+            const __m512i two = _mm512_permutexvar_epi32(_mm512_add_epi32(_mm512_set1_epi32(2 * i), _mm512_srli_epi32(lane, 3)), held);
+            const __m512i bits = _mm512_srlv_epi32(two, _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2));
+            scales[i] = _mm512_loadu_ps(in_order + LANES * i);
+            zeros[i] = numbers_of(_mm512_add_epi32(bits, _mm512_set1_epi32(m->part[4] != NULL)), 0);
+        }
+}
+
+FOR_AVX512 ALONE void product_across(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
+                                     const int awq)
+{
+    const int64_t groups = m->columns / m->group, across = awq ? m->rows / NUMBERS_A_WORD : m->rows;
+    __m512 sums[MOST_INPUTS * NUMBERS_A_WORD], scales[NUMBERS_A_WORD], zeros[NUMBERS_A_WORD], found[in->rows * NUMBERS_A_WORD];
+    float lanes[LANES];
+    for (int64_t o = first; o < last; o += ACROSS) {
+        const int64_t count = last - o < ACROSS ? last - o : ACROSS;
+        for (int64_t i = 0; i < in->rows * NUMBERS_A_WORD; i++)
+            found[i] = _mm512_setzero_ps();
+        for (int64_t g = 0; g < groups; g++) {
+            const int64_t column = g * m->group;
+            fill(m, g, o, count, scales, zeros, awq);
+            for (int64_t r = 0; r < in->rows; r += MOST_INPUTS) {
+                const int64_t inputs = in->rows - r < MOST_INPUTS ? in->rows - r : MOST_INPUTS;
+                const float *x = in->x + r * in->columns + column;
+                const uint32_t *words = (const uint32_t *)m->part[0];
+                words += awq ? column * across + o / NUMBERS_A_WORD : column / NUMBERS_A_WORD * across + o;
+                const struct group group = {words, across, count, m->group, in->columns, x};
+                sum_inputs(&group, sums, inputs, awq);
+                for (int64_t i = 0; i < inputs; i++) {
+                    __m512 eights = _mm512_setzero_ps(); /* groups are whole eights of columns */
+                    for (int64_t k = 0; k < m->group; k += NUMBERS_A_WORD)
+                        eights = _mm512_add_ps(eights, _mm512_maskz_loadu_ps(0xff, x + i * in->columns + k));
+                    const __m512 sum = _mm512_set1_ps(_mm512_reduce_add_ps(eights));
+                    for (int n = 0; n < NUMBERS_A_WORD; n++) {
+                        __m512 *to = found + (r + i) * NUMBERS_A_WORD + n;
+                        *to = _mm512_fmadd_ps(scales[n], _mm512_fnmadd_ps(zeros[n], sum, sums[i * NUMBERS_A_WORD + n]), *to);
+                    }
+                }
+            }
+        }
+        for (int64_t i = 0; i < in->rows * NUMBERS_A_WORD; i++) {
+            const int n = (int)(i % NUMBERS_A_WORD);
+            _mm512_storeu_ps(lanes, found[i]);
+            for (int l = 0; l < LANES; l++)
+                if (row_of(n, l, awq) < count)
+                    y[i / NUMBERS_A_WORD * stride + o + row_of(n, l, awq)] = lanes[l];
+        }
+    }
+}
+
+FOR_AVX512 void gptq4_avx512(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    product_across(m, first, last, in, y, stride, 0);
+}
+
+FOR_AVX512 void awq_avx512(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    product_across(m, first, last, in, y, stride, 1);
+}
+#endif
