@@ -136,6 +136,19 @@ FOR_AVX512 ALONE void unsigned_f16_512(const uint8_t *codes, float zero, __m512 
         w[i] = _mm512_sub_ps(_mm512_cvtepi32_ps(sixteen), _mm512_set1_ps(zero));
     }
 }
+
+/* Of 16 bytes, a word of which has 8 columns. */
+FOR_AVX512 ALONE void nibbles_f16_512(const uint8_t *codes, float zero, __m512 *w)
+{
+    const __m512 all = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), less = _mm512_sub_ps(all, _mm512_set1_ps(zero));
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), first = _mm512_srli_epi32(lane, 3);
+    const __m512i place = _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
+    const __m512i words = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)codes));
+    for (int i = 0; i < 2; i++) {
+        const __m512i two = _mm512_permutexvar_epi32(_mm512_add_epi32(first, _mm512_set1_epi32(2 * i)), words);
+        w[i] = _mm512_permutexvar_ps(_mm512_srlv_epi32(two, place), less);
+    }
+}
 #endif
 
 #endif

@@ -35,6 +35,8 @@ PRODUCT(f32_portable);
     CODED_F16(name);                                                                                                                 \
     PRODUCT(name##_dot_f16)
 WORDED(int4);
+PRODUCT(int4_shared_f16);
+PRODUCT(int4_shared_dot_f16);
 CODED_F16(int8);
 CODED_F16(uint8);
 CODED(lossless);
@@ -73,7 +75,7 @@ static const struct {
     [KIND_BF16] = {"BF16", {{bf16_portable, X86(bf16_avx2), X86(bf16_avx512), X86(bf16_dot), TILES(bf16_tiles)}, {bf16_portable}}},
     [KIND_F16] = {"F16", {F16_BY, F16_BY}},
     [KIND_F32] = {"F32", {{f32_portable}, {f32_portable}}},
-    [KIND_INT4] = {"INT4", BY_WORDS(int4)},
+    [KIND_INT4] = {"INT4", {BY(int4), {int4_portable_f16, X86(int4_avx2_f16), X86(int4_shared_f16), X86(int4_shared_dot_f16), 0}}},
     [KIND_INT8] = {"INT8", BY_STRIPS(int8)},
     [KIND_UINT8] = {"UINT8", BY_STRIPS(uint8)},
     [KIND_LOSSLESS] = {"lossless", {BY(lossless)}},
@@ -115,7 +117,7 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     switch (kind) {
     case KIND_GPTQ4:
     case KIND_AWQ: return level < LEVEL_AVX512; /* they are turned */
-    case KIND_INT4:
+    case KIND_INT4: return number == NUMBER_BF16 || level < LEVEL_AVX512 || rows == 1;
     case KIND_MXFP4:
     case KIND_NVFP4: return 1;
     case KIND_Q4_0: return 16;

@@ -289,6 +289,7 @@ static STRIPS_AT(uint8_strips_f16, uint8_strip, LEVEL_AVX2, NUMBER_F16)
 GROUPS_F16_AVX2(int4_others_f16, nibbles_f16, 4, 0, 8, int4_strips_f16)
 GROUPS_F16_AVX2(int8_others_f16, signed_f16, 8, 1, 0, int8_strips_f16)
 GROUPS_F16_AVX2(uint8_others_f16, unsigned_f16, 8, 0, 128, uint8_strips_f16)
+GROUPS_F16_512(int4_floats_f16, nibbles_f16_512, 4, 0, 8, int4_strips_f16)
 GROUPS_F16_512(int8_avx512_f16, signed_f16_512, 8, 1, 0, int8_strips_f16)
 GROUPS_F16_512(uint8_avx512_f16, unsigned_f16_512, 8, 0, 128, uint8_strips_f16)
 
@@ -328,4 +329,15 @@ FIXED_BYTES(uint8, unsigned_fixed, 0, 128)
 WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
+
+/* One F16 input by words, more in F32: a number is decoded once for all of them, and has one sum where words have two. */
+void int4_shared_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    (in->run ? int4_avx512_f16 : int4_floats_f16)(m, first, last, in, y, stride);
+}
+
+void int4_shared_dot_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
+{
+    (in->run ? int4_dot_f16 : int4_floats_f16)(m, first, last, in, y, stride);
+}
 #endif

@@ -46,7 +46,8 @@ struct matrix {
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
 enum { TILE_ROWS = 16, TILES_FROM = 5, ACROSS = 128 };
 
-/* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. */
+/* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. Of
+ * INT4 one is, and more are multiplied in F32. */
 enum { MOST_WIDE = 4, MOST_TWOS = 16 };
 
 /* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
