@@ -50,21 +50,19 @@ WORDED(q5_k);
 WORDED(q6_k);
 WORDED(nvfp4);
 /* Of numbers whose words lie across rows. */
-#define ACROSS_ROWS(name)                                                                                                            \
-    PRODUCT(name##_portable);                                                                                                        \
-    PRODUCT(name##_avx2);                                                                                                            \
-    PRODUCT(name##_avx512);                                                                                                          \
-    PRODUCT(name##_portable_f16);                                                                                                    \
-    PRODUCT(name##_avx2_f16)
-ACROSS_ROWS(gptq4);
+PRODUCT(gptq4_portable);
+PRODUCT(gptq4_avx2);
+PRODUCT(gptq4_avx512);
 PRODUCT(gptq4_amx);
-ACROSS_ROWS(awq);
+PRODUCT(gptq4_portable_f16);
+PRODUCT(gptq4_avx2_f16);
+PRODUCT(awq_portable);
+PRODUCT(awq_avx2);
+PRODUCT(awq_avx512);
+PRODUCT(awq_portable_f16);
 #define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
 #define BY_STRIPS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), 0, 0}}
 #define BY_WORDS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), X86(name##_dot_f16), 0}}
-#define BY_LANES(name, amx)                                                                                                          \
-    {{name##_portable, X86(name##_avx2), X86(name##_avx512), 0, X86(amx)},                                                           \
-     {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512), 0, 0}}
 #define F16_BY {f16_portable, X86(f16_avx2), X86(f16_avx512), 0, 0}
 
 /* By the inputs' number and by level; the next lower one serves where a level has none. */
@@ -87,8 +85,11 @@ static const struct {
     [KIND_Q4_K] = {"Q4_K", BY_WORDS(q4_k)},
     [KIND_Q5_K] = {"Q5_K", BY_WORDS(q5_k)},
     [KIND_Q6_K] = {"Q6_K", BY_WORDS(q6_k)},
-    [KIND_GPTQ4] = {"GPTQ4", BY_LANES(gptq4, gptq4_amx)},
-    [KIND_AWQ] = {"AWQ", BY_LANES(awq, 0)},
+    [KIND_GPTQ4] = {"GPTQ4",
+                    {{gptq4_portable, X86(gptq4_avx2), X86(gptq4_avx512), 0, X86(gptq4_amx)},
+                     {gptq4_portable_f16, X86(gptq4_avx2_f16), X86(gptq4_avx512), 0, 0}}},
+    [KIND_AWQ] = {"AWQ",
+                  {{awq_portable, X86(awq_avx2), X86(awq_avx512), 0, 0}, {awq_portable_f16, X86(awq_avx2), X86(awq_avx512), 0, 0}}},
     [KIND_NVFP4] = {"NVFP4", BY_WORDS(nvfp4)},
 };
 
@@ -115,8 +116,7 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(level) ? MOST_TWOS : MOST_WIDE))
         return 0;
     switch (kind) {
-    case KIND_GPTQ4:
-    case KIND_AWQ: return level < LEVEL_AVX512; /* they are turned */
+    case KIND_GPTQ4: return level < LEVEL_AVX512; /* it is turned */
     case KIND_INT4: return number == NUMBER_BF16 || level < LEVEL_AVX512 || rows == 1;
     case KIND_MXFP4:
     case KIND_NVFP4: return 1;

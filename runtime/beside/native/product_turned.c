@@ -1,5 +1,5 @@
 /* Numbers of 4 bits whose words do not lie along rows: some rows are turned into INT4's order, in the core's own cache, and multiplied so.
- * With AVX512 few inputs, and AWQ at all, are multiplied as they lie: product_across.c.
+ * With AVX512 few inputs, and with AVX2 AWQ, are multiplied as they lie: product_across.c.
  *
  * part[0] words; part[1] scales [columns / group][rows], BF16, or F16 where part[3] is not NULL; part[2] zero points in words
  * [columns / group][rows / 8]. rows and columns are multiples of 8.
@@ -98,20 +98,6 @@ ALONE void turn_awq(const struct matrix *m, int64_t o, int64_t count, uint32_t *
     }
 }
 
-typedef void (*turn_fn)(const struct matrix *m, int64_t o, int64_t count, uint32_t *out);
-
-static void turn_awq_portable(const struct matrix *m, int64_t o, int64_t count, uint32_t *out)
-{
-    turn_awq(m, o, count, out);
-}
-
-#ifdef HAS_X86
-FOR_AVX2 static void turn_awq_avx2(const struct matrix *m, int64_t o, int64_t count, uint32_t *out)
-{
-    turn_awq(m, o, count, out);
-}
-#endif
-
 static uint32_t zeros_of(uint32_t word, int awq, int less_one)
 {
     uint32_t found = 0;
@@ -125,7 +111,6 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
                                       int64_t stride, int level, int number, int awq)
 {
     const product_fn multiply = product_of(KIND_INT4, number, level);
-    const turn_fn turn = !awq ? turn_gptq : level >= LEVEL_AVX2 ? X86(turn_awq_avx2) : turn_awq_portable;
     const int64_t at_once = awq ? AWQ_ROWS : TILE_ROWS, groups = m->columns / m->group;
     uint32_t words[at_once * m->columns / 8] __attribute__((aligned(64))), zeros[at_once / 8 * groups];
     uint16_t scales[at_once * groups];
@@ -139,7 +124,10 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
             for (int64_t r = 0; r < count / 8; r++)
                 zeros[r * groups + g] = zeros_of(((const uint32_t *)m->part[2])[g * (m->rows / 8) + o / 8 + r], awq, m->part[4] != NULL);
         }
-        turn(m, o, count, words);
+        if (awq)
+            turn_awq(m, o, count, words);
+        else
+            turn_gptq(m, o, count, words);
         multiply(&turned, 0, count, in, y + o, stride);
     }
 }
@@ -149,13 +137,12 @@ static inline void product_by_turning(const struct matrix *m, int64_t first, int
     {                                                                                                                                \
         product_by_turning(m, first, last, in, y, stride, level, number, awq);                                                       \
     }
-#define TURNED_AT_ALL(name, awq)                                                                                                     \
-    TURNED(name##_portable, awq, LEVEL_PORTABLE, NUMBER_BF16)                                                                        \
-    TURNED(name##_avx2, awq, LEVEL_AVX2, NUMBER_BF16)                                                                                \
-    TURNED(name##_portable_f16, awq, LEVEL_PORTABLE, NUMBER_F16)                                                                     \
-    TURNED(name##_avx2_f16, awq, LEVEL_AVX2, NUMBER_F16)
-TURNED_AT_ALL(gptq4, 0)
-TURNED_AT_ALL(awq, 1)
+TURNED(gptq4_portable, 0, LEVEL_PORTABLE, NUMBER_BF16)
+TURNED(gptq4_portable_f16, 0, LEVEL_PORTABLE, NUMBER_F16)
+TURNED(gptq4_avx2, 0, LEVEL_AVX2, NUMBER_BF16)
+TURNED(gptq4_avx2_f16, 0, LEVEL_AVX2, NUMBER_F16)
+TURNED(awq_portable, 1, LEVEL_PORTABLE, NUMBER_BF16)
+TURNED(awq_portable_f16, 1, LEVEL_PORTABLE, NUMBER_F16)
 
 #ifdef HAS_X86
 void gptq4_avx512(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
