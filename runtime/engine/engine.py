@@ -36,6 +36,7 @@ from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.model.binding import Binder
 from penstock.runtime.model.rows import Step
 from penstock.runtime.model.skeleton import Skeleton
+from penstock.runtime.model.stored_formats import close_scratches
 from penstock.runtime.moving.ring import RingStats
 from penstock.runtime.moving.stream import HostStream, Rehearsal, RingStream
 from penstock.runtime.ranks.rank import Rank
@@ -66,6 +67,7 @@ class Engine:
         self._placement = host.placement
         self._stack, self._taken = ExitStack(), ExitStack()
         self._stack.callback(self._give_back)  # behind all that uses it
+        self._taken.callback(close_scratches, skeleton.model)
         try:
             self.host, options = host, host.options
             self.arena, self.pool, self.dram, self.ledger = host.arena, host.pool, host.dram, host.ledger

@@ -24,3 +24,8 @@ class Scratch:
             with torch.inference_mode(False):
                 self._buffer = torch.empty(self.elements, dtype=dtype, device=device)
         return self._buffer[: rows * columns].view(rows, columns)
+
+    def leave(self) -> torch.Tensor:
+        """Its memory, for whoever gives that back; a matrix that is decoded later has memory taken anew."""
+        left, self._buffer = self._buffer, torch.empty(0)
+        return left

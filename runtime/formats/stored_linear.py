@@ -51,7 +51,7 @@ class StoredLinear(nn.Module):
         self.form, self.coding = form, coding
         self.together: Together | None = None
         """Beside which it computes; nobody until somebody says so."""
-        self._scratch = scratch
+        self.scratch = scratch
         for leaf, part in parts.items():
             self.register_parameter(leaf, part)
         self.register_parameter("bias", replaced.bias)
@@ -78,7 +78,7 @@ class StoredLinear(nn.Module):
             made = self.coding.linear(x.reshape(-1, self.in_features), parts, bias)
             if made is not None:
                 return made.view(*x.shape[:-1], rows)
-        most = self._scratch.elements // self.in_features
+        most = self.scratch.elements // self.in_features
         if rows <= most:
             return F.linear(x, self._decoded(parts, rows, x.device), bias)
         out = x.new_empty(*x.shape[:-1], rows)
@@ -93,6 +93,6 @@ class StoredLinear(nn.Module):
         return self._decoded(parts, self.out_features, next(iter(parts.values())).device)
 
     def _decoded(self, parts: Parts, rows: int, device: torch.device) -> torch.Tensor:
-        weight = self._scratch.of(rows, self.in_features, self.dtype, device)
+        weight = self.scratch.of(rows, self.in_features, self.dtype, device)
         self.coding.decode(parts, weight)
         return weight

@@ -24,6 +24,7 @@ from penstock.runtime.formats.stored_embedding import StoredEmbedding
 from penstock.runtime.formats.stored_experts import JOINT, ExpertMatrix
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.formats.stored_parameters import StoredParameter
+from penstock.runtime.memory.vram import give_back
 from penstock.runtime.model.interleaved import Interleaved
 from penstock.runtime.store.parameters import DTYPES
 from penstock.runtime.store.tensor_parts import Place, places_of
@@ -134,6 +135,13 @@ class StoredFormats:
             f"{self.where}: {matrix.name} in {matrix.format.name} has shape {list(matrix.shape)} for parameter {parameter} of shape "
             f"{list(shape)}; config.json and the weights are of different models"
         )
+
+
+def close_scratches(model: nn.Module) -> None:
+    """Give back what coded matrices of ``model`` were decoded into, although somebody may have a name for the model; nothing that is under
+    way decodes any more."""
+    for scratch in {known for module in model.modules() if isinstance(known := getattr(module, "scratch", None), Scratch)}:
+        give_back(scratch.leave())
 
 
 @cache

@@ -12,7 +12,9 @@ from transformers import AutoModelForCausalLM
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.memory.device import CudaDevice
+from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, coded, fp8_blocks
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said
 from tests.support import decisions, plan_for, save_tiny
@@ -68,3 +70,17 @@ def test_a_closed_model_holds_no_vram_while_a_caller_still_has_its_name(tmp_path
     del session
     gc.collect()
     assert before - torch.cuda.memory_allocated(device) < held / 4
+
+
+def test_a_closed_model_of_coded_matrices_has_given_back_what_it_decodes_into(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    checkpoint = coded(save_tiny(tmp_path, "llama", hidden_size=128, intermediate_size=256, head_dim=32), fp8_blocks, FP8_BLOCKS)
+    plan = plan_for(checkpoint, decisions(gpu=True, **CASES["some resident"]), gpu=True)
+    with opened(plan, checkpoint, CudaDevice(0), device) as session:
+        session.load(BATCH)
+        session.generate(BATCH, Sampler(Sampling(), device))
+        scratches = {module.scratch for module in session.engine.model.modules() if isinstance(getattr(module, "scratch", None), Scratch)}
+        (scratch,) = scratches
+        seen = scratch.of(1, scratch.elements, torch.bfloat16, device)
+        assert seen.untyped_storage().nbytes()
+    assert not seen.untyped_storage().nbytes()

@@ -13,6 +13,7 @@ from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.formats.stored_embedding import StoredEmbedding
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.formats.stored_parameters import StoredParameter
+from penstock.runtime.model.stored_formats import close_scratches
 
 
 class Halves:
@@ -50,3 +51,14 @@ def test_rows_of_a_coded_table_are_looked_up_decoded_and_scaled(made) -> None:
         plain.weight.copy_(weight * 0.5)
         assert torch.equal(stored(ids), plain(ids))
     assert [name for name, _ in stored.named_parameters()] == ["weight"]
+
+
+def test_a_closed_scratch_holds_nothing_while_somebody_has_a_name_for_the_model() -> None:
+    scratch, weight, x = Scratch(40 * 16), table(40, 16), torch.randn(2, 16)
+    model = nn.Sequential(StoredLinear(nn.Linear(16, 40), QUANTISED["FP8"], Halves(), {"weight": weight}, STORED, scratch))
+    with torch.no_grad():
+        said = model(x)
+        seen = scratch.of(40, 16, torch.float32, x.device)
+        close_scratches(model)
+        assert not seen.untyped_storage().nbytes()
+        assert torch.equal(model(x), said), "a closed one is taken anew"
