@@ -99,6 +99,7 @@ class IdleCard:
     def __init__(self) -> None:
         self._copy = ctypes.PyDLL(None).sched_yield
         self._copy.argtypes = ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+        self._word = ctypes.c_uint32(0)
 
     def twin(self) -> IdleCard:
         return self
@@ -110,7 +111,7 @@ class IdleCard:
 
     def driver_calls(self) -> DriverCalls:
         idle = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value or 0
-        return DriverCalls(idle, 0, idle, idle, 0, idle, 0)
+        return DriverCalls(idle, 0, idle, idle, 0, idle, 0, idle, idle, ctypes.addressof(self._word))
 
     def in_one_piece(self, begin: int, nbytes: int) -> bool:
         return True

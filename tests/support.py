@@ -287,19 +287,34 @@ ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
 RECORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint)
+WORD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
 """The driver's calls, as threads without Python make them."""
 
 
 class CarryingCopier(HostCopier):
-    """The same, whose copies readers queue, too; ``carried`` counts those."""
+    """The same, whose copies readers queue, too; ``carried`` counts those. With ``words`` kernels wait for what has not been read: here
+    whoever launches them does, ``unread`` times."""
 
-    def __init__(self) -> None:
-        self.carried = 0
-        self._calls = ENTER(lambda context: 0), COPY(self._carried), RECORD(lambda event, stream: 0), WAIT(lambda stream, event, flags: 0)
+    def __init__(self, words: bool = False) -> None:
+        self.carried = self.unread = 0
+        plain = ENTER(lambda context: 0), COPY(self._carried), RECORD(lambda event, stream: 0), WAIT(lambda stream, event, flags: 0)
+        self._calls = *plain, WORD(self._written), WORD(self._reached)
+        self._word = ctypes.c_uint32(0)
+        self._words = words
 
     def driver_calls(self) -> DriverCalls | None:
-        enter, copy, record, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
-        return DriverCalls(enter, 0, copy, record, 0, wait, 0)
+        enter, copy, record, wait, write, until = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        return DriverCalls(enter, 0, copy, record, 0, wait, 0, write, until, ctypes.addressof(self._word) if self._words else 0)
+
+    def _written(self, stream: int, word: int, value: int, flags: int) -> int:
+        ctypes.c_uint32.from_address(word).value = value
+        return 0
+
+    def _reached(self, kernels: int, word: int, value: int, flags: int) -> int:
+        self.unread += 1
+        while self._word.value < value:
+            time.sleep(1e-5)
+        return 0
 
     def event_ahead(self) -> tuple[float, int]:
         return time.perf_counter(), 0

@@ -43,7 +43,9 @@ class CardExperts:
     book copies. That happens while the card computes up to the next router.
 
     If VRAM has a slot for each expert that a visit misses, each gets it before anything is fetched ahead. Where readers can queue copies,
-    one that brings a part of such an expert queues that part's. The host is woken when all has come.
+    one that brings a part of such an expert queues that part's. Kernels of one token then wait for these copies before they are queued: the
+    host launches on up to the next router, and sleeps in :meth:`catch_up` until all has come. For the last layer of a pass it sleeps before
+    it launches: so a read that failed ends the pass before anything of it is told.
 
     Copies have a stream of ``device`` to themselves. One thread does all this: a second one would take turns with it in the interpreter,
     chunk by chunk.
@@ -145,7 +147,8 @@ class CardExperts:
         slots: Sequence[int] = ()
         if not coming.near and len(coming.carried) == len(coming.far):
             came = [*coming.started, *coming.far]
-            if coming.far and self._looks_ahead:
+            coming.unread = bool(coming.far) and self._carried.awaited_unread and not self._cache.is_last(layer)
+            if coming.far and self._looks_ahead and not coming.unread:
                 self._decide(layer, coming, routing)
             slots, arrived = self._slots.placed(layer, (*here, *came))
             come = partial(self._come, layer, coming, slots, len(here))
@@ -176,10 +179,13 @@ class CardExperts:
 
     def _come(self, layer: int, coming: Misses, slots: Sequence[int], here: int) -> None:
         """All of a visit's experts, which have ``slots``, the first of them ``here``: kernels issued from now on find them. What the SSD
-        brings is slept for by one call, behind which the host launches at once: what came is booked by :meth:`catch_up`."""
+        brings they wait for themselves, or the host sleeps for it by one call: what came is booked by :meth:`catch_up`."""
         clock, coming.come = self._clock, True
         if coming.far:
             clock.idle()
+            if coming.unread and self._carried.awaits():
+                clock.resume(self._device.compute_event())
+                return
             if self._ahead.meanwhile is None:
                 begun_s = time.perf_counter()
                 over = self._carried.come(coming.carried)
@@ -194,9 +200,9 @@ class CardExperts:
         clock.resume(self._slots.await_all(late, clock.idle))
 
     def _all_came(self, layer: int, coming: Misses, awaited: bool = False) -> list[int]:
-        """Wait for all that readers bring of the SSD, and have to copy. ``awaited``: it has come, and kernels wait for it."""
+        """Wait for all that readers bring of the SSD, and have to copy. ``awaited``: kernels wait for it."""
         came, carried = [*coming.far], coming.carried
-        self._dram.all_parts(layer, came, None if awaited else self._ahead.meanwhile, coming.waited_s)
+        self._dram.all_parts(layer, came, self._ahead.meanwhile, coming.waited_s)
         coming.far.clear()
         self._carried.all_came(layer, carried if len(carried) == len(came) else {expert: carried[expert] for expert in came}, awaited)
         return came
@@ -204,11 +210,11 @@ class CardExperts:
     def _end(self, layer: int, coming: Misses, routing: Routing, here: Sequence[int], came: Sequence[int], slots: Sequence[int]) -> None:
         """What a visit leaves to :meth:`catch_up`: its last experts were ``here``, or ``came``, and had ``slots``."""
         self._copies.left(slots)
+        if not coming.decided:
+            self._decide(layer, coming, routing)
         if coming.far:
             self._copies.await_all(slots)
             self._all_came(layer, coming, awaited=True)
-        if not coming.decided:
-            self._decide(layer, coming, routing)
         self._let_go(layer, here, came)
         self._release_asked(layer, coming)
         self._copies.points.fill()

@@ -30,5 +30,7 @@ class Misses:
     looked_ahead: bool = False
     come: bool = False
     """Whether kernels that are issued from now on find all of it."""
+    unread: bool = False
+    """Whether kernels may be issued before the SSD has brought it."""
     waited_s: float = 0.0
     """How long the host waited for what it has not been told of, though it came."""

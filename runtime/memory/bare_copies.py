@@ -23,8 +23,9 @@ class DriverCalls(NamedTuple):
     """What is called without Python to queue copies on a stream, and to have kernels wait for them: addresses of functions, of a context
     and of both streams.
 
-    ``enter(context)``, ``copy(into, source, nbytes, stream)``, ``record(event, stream)``, ``wait(kernels, event, 0)``; each returns 0, or
-    what it refuses with. The last one is called by the thread that launches kernels.
+    ``enter(context)``, ``copy(into, source, nbytes, stream)``, ``record(event, stream)``, ``wait(kernels, event, 0)``,
+    ``write(stream, word, value, 0)``, ``until(kernels, word, value, 0)``; each returns 0, or what it refuses with. ``wait`` and ``until``
+    are called by the thread that launches kernels.
     """
 
     enter: int
@@ -34,16 +35,28 @@ class DriverCalls(NamedTuple):
     stream: int
     wait: int
     kernels: int
+    write: int = 0
+    until: int = 0
+    word: int = 0
+    """Where 32 bits lie, page-locked and 0, that both sides see; 0 for none."""
 
     @classmethod
-    def of(cls, stream: int, kernels: int) -> DriverCalls:
+    def of(cls, stream: int, kernels: int, word: int) -> DriverCalls:
         """Of the calling thread's context."""
         context = ctypes.c_void_p()
         _check("cuCtxGetCurrent", _function("cuCtxGetCurrent", ctypes.c_void_p)(ctypes.addressof(context)))
         driver = ctypes.PyDLL("libcuda.so.1")
-        names = "cuCtxSetCurrent", "cuMemcpyAsync", "cuEventRecord", "cuStreamWaitEvent"
-        enter, copy, record, wait = (ctypes.cast(getattr(driver, name), ctypes.c_void_p).value or 0 for name in names)
-        return cls(enter, context.value or 0, copy, record, stream, wait, kernels)
+        names = (
+            "cuCtxSetCurrent",
+            "cuMemcpyAsync",
+            "cuEventRecord",
+            "cuStreamWaitEvent",
+            "cuStreamWriteValue32_v2",
+            "cuStreamWaitValue32_v2",
+        )
+        found = (ctypes.cast(getattr(driver, name), ctypes.c_void_p).value or 0 for name in names)
+        enter, copy, record, wait, write, until = found
+        return cls(enter, context.value or 0, copy, record, stream, wait, kernels, write, until, word)
 
 
 class BareCopies:

@@ -179,7 +179,12 @@ class CudaDevice:
 
     def driver_calls(self) -> DriverCalls | None:
         self.copies.query()  # makes the card's context the thread's own
-        return DriverCalls.of(self.copies.cuda_stream, self._compute.cuda_stream)
+        return DriverCalls.of(self.copies.cuda_stream, self._compute.cuda_stream, self._word.data_ptr())
+
+    @cached_property
+    def _word(self) -> torch.Tensor:
+        """That C has the copy stream write: the device keeps it."""
+        return torch.zeros(1, dtype=torch.int32, pin_memory=True)
 
     def in_one_piece(self, begin: int, nbytes: int) -> bool:
         return bisect_right(self.borders, begin) == bisect_left(self.borders, begin + nbytes)

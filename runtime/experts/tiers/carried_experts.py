@@ -42,6 +42,17 @@ class CarriedExperts:
     def possible(self) -> bool:
         return self._carrier is not None
 
+    @property
+    def awaited_unread(self) -> bool:
+        """Whether :meth:`awaits` may have kernels wait for what has not been read."""
+        return self._carrier is not None and self._carrier.has_word
+
+    def awaits(self) -> bool:
+        """Have kernels that are issued next wait for the copies of all that :meth:`carry` was asked for, and for all that was queued
+        before: nobody sleeps for it. False, and nothing is known, where the last of it comes now, or came. :meth:`all_came` is still to
+        be called."""
+        return self._carrier is not None and self._carrier.awaits()
+
     def prepare(self) -> None:
         """Know all that may come, some 40 us and 2.3 kB an expert: a step would wait for it."""
         for key in self._layouts if not self._dram.still else ():

@@ -13,7 +13,10 @@ struct carrier {
     void *stream;
     int (*wait)(void *kernels, void *event, unsigned flags); /* the stream of kernels goes on behind the event */
     void *kernels;
-    int64_t closed, carried; /* carried: parts of requests */
+    int (*write)(void *stream, uint64_t word, uint32_t value, unsigned flags);
+    int (*until)(void *kernels, uint64_t word, uint32_t value, unsigned flags); /* kernels go on once the word is the value, or more */
+    uint64_t word; /* 32 bits of page-locked memory, in the stream's order as many as parts were carried by then; 0: there are none */
+    int64_t closed, carried, promised; /* parts of requests; promised: asked for so far */
     pthread_mutex_t lock;
 };
 
@@ -39,5 +42,7 @@ struct carried {
 
 /* From a thread that read; `event` is recorded behind. 0, or 1 where the driver refuses. Nothing is done once the carrier is closed. */
 int carry_on(struct carrier *carrier, const struct move *move, void *event, struct carried *carried);
+/* So many parts will not come: kernels that wait for them go on, and somebody is told why. */
+void carry_none(struct carrier *carrier, int64_t parts);
 
 #endif

@@ -22,7 +22,9 @@ class NativeCarrier:
         if not self.address:
             raise MemoryError("no memory for a carrier")
         self._calls = calls
-        self._close, self._copy = library.waiting.carrier_close, library.quick.carrier_copy
+        self._close, self._copy, self._awaits = library.waiting.carrier_close, library.quick.carrier_copy, library.quick.carrier_awaits
+        self.has_word = bool(library.quick.carrier_has_word(self.address))
+        """Whether kernels can wait for what has not been read."""
         weakref.finalize(self, library.quick.carrier_free, self.address).atexit = False
 
     @staticmethod
@@ -38,6 +40,11 @@ class NativeCarrier:
         if refused:
             raise RuntimeError(f"CUDA error: to queue copies of experts returned {refused}")
 
+    def awaits(self) -> bool:
+        """Have kernels that are issued next wait for all that readers were asked to carry, and all that was queued before. False, and
+        nothing is known, where they carry the last of it now, or have, or the driver refuses. From the thread that asked."""
+        return bool(self._awaits(self.address))
+
     def close(self) -> None:
-        """Returns when nothing is being queued; nothing is from then on."""
+        """Returns when nothing is being queued; nothing is from then on, and no kernel waits for it."""
         self._close(self.address)

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { READERS_VERSION = 5 };
+enum { READERS_VERSION = 6 };
 enum { LOG = 4096, LOG_TOLD = 512 }; /* facts that are kept, beside two of each reader, and after how many somebody should hear them */
 enum { ENDED, ODD, OVER, TOLD };     /* why readers_work returns */
 
@@ -120,6 +120,9 @@ int64_t readers_ask(struct readers *pool, const struct asked *const *asked, int6
     }
     if (!first)
         return 0;
+    for (int64_t i = 0; i < requests; i++)
+        if (asked[i]->carrier)
+            asked[i]->carrier->promised += asked[i]->count;
     pthread_mutex_lock(&pool->lock);
     struct queue *queue = urgent ? &pool->urgent : &pool->usual;
     *queue->end = first;
@@ -213,6 +216,10 @@ static int ended(struct readers *pool, struct request *request, int64_t *number)
 {
     for (int64_t i = 0; !request->blocks && i < request->asked.count; i++)
         request->unsound |= !is_sound(pool, request, i);
+    if (request->asked.carrier && (request->failed || request->unsound) && enter(pool)) {
+        carry_rest(request);
+        leave(pool);
+    }
     return over(request, number);
 }
 

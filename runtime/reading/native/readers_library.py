@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 5
+VERSION = 6
 """``READERS_VERSION`` of readers.c."""
 REMEDY = "run `pip install -e .` in the sources' directory (it needs a C compiler), or install the package anew"
 
@@ -68,7 +68,9 @@ def readers_library() -> ReadersLibrary | None:
         ("inbox_put", number, [address, number]),
         ("inbox_take", number, [address, numbers, number]),
         ("inbox_wait", number, [address, numbers, number, number, number]),
-        ("carrier_open", address, [address] * 7),
+        ("carrier_open", address, [address] * 10),
+        ("carrier_has_word", number, [address]),
+        ("carrier_awaits", number, [address]),
         ("carrier_copy", number, [address, address, number, address]),
         ("carrier_close", None, [address]),
         ("carrier_free", None, [address]),

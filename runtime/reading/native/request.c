@@ -97,6 +97,15 @@ int bring_on(struct request *request, int64_t number)
     return !asked->carrier || !carry_on(asked->carrier, &move, asked->events[number], &asked->carried[number]);
 }
 
+void carry_rest(const struct request *request)
+{
+    const struct asked *asked = &request->asked;
+    int64_t rest = 0;
+    for (int64_t i = 0; i < asked->count; i++)
+        rest += !asked->carried[i].number;
+    carry_none(asked->carrier, rest);
+}
+
 int over(struct request *request, int64_t *number)
 {
     struct inbox *inbox = request->asked.inbox;

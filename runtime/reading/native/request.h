@@ -62,6 +62,8 @@ void request_free(struct request *request);
 int take(struct queue *queue, struct block *block, int64_t *part);
 /* A part has come. 0 where it holds what is no number, or the driver refuses it. */
 int bring_on(struct request *request, int64_t part);
+/* Of a request that is over, and will not come whole: kernels wait for none of its parts. */
+void carry_rest(const struct request *request);
 /* A request is over. 1 when the caller should return with its number: it has no inbox, or is unsound. */
 int over(struct request *request, int64_t *number);
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import random
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import LIKELY
@@ -23,10 +27,11 @@ from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.runtime.experts.card_experts import CardExperts
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.reading.native.readers_library import readers_file
-from tests.runtime.fakes import FakeDevice, FakeEvent, _Record
+from tests.cli import HANGS_S
+from tests.runtime.fakes import FakeDevice, FakeEvent, FlagEvent, _Record, _Wait
 from tests.runtime.moe.tiers import COUNT, EXPERTS, LAYERS, FarWhims, Whims, arrivals, card_tier, check, compute_in_any_order, dram_tier
 from tests.runtime.test_native_readers import Held
-from tests.support import COPY, ENTER, RECORD, WAIT
+from tests.support import COPY, ENTER, RECORD, WAIT, WORD
 
 pytestmark = pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
 slots_of = st.integers(fewest_slots(EXPERTS), EXPERTS.units)
@@ -36,18 +41,45 @@ CONTEXT, STREAM, KERNELS = 77, 88, 99
 
 
 class CarryingDevice(FakeDevice):
-    """A device whose copies other threads queue by functions in C; ``refuses`` is what the next copies return."""
+    """A device whose copies other threads queue by functions in C; ``refuses`` is what the next copies return. With ``words`` kernels wait
+    for what has not been read, ``unread`` times."""
 
-    def __init__(self, choose: Callable[[Any], str] = lambda enabled: enabled[0]):
+    def __init__(self, choose: Callable[[Any], str] = lambda enabled: enabled[0], words: bool = False):
         super().__init__(choose)
-        self.refuses = self.carried = self.waits = 0
+        self.refuses = self.carried = self.waits = self.unread = 0
+        self.word = torch.zeros(1, dtype=torch.int32)
+        self._words = words
         self.threads: set[str] = set()
         self._ahead: dict[int, FakeEvent] = {}
-        self._calls = ENTER(self._enter), COPY(self._copy), RECORD(self._recorded), WAIT(self._waited)
+        plain = ENTER(self._enter), COPY(self._copy), RECORD(self._recorded), WAIT(self._waited)
+        self._calls = *plain, WORD(self._written), WORD(self._reached)
 
     def driver_calls(self) -> DriverCalls | None:
-        enter, copy, record, wait = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
-        return DriverCalls(enter, CONTEXT, copy, record, STREAM, wait, KERNELS)
+        enter, copy, record, wait, write, until = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in self._calls)
+        word = self.word.data_ptr() if self._words else 0
+        return DriverCalls(enter, CONTEXT, copy, record, STREAM, wait, KERNELS, write, until, word)
+
+    def finish(self, stream: str, choose: Callable[[Any], str] = lambda enabled: enabled[0]) -> None:
+        """Also what waits for readers."""
+        end_s = time.monotonic() + HANGS_S
+        while self._queues[stream]:
+            enabled = self.enabled()
+            if enabled:
+                self.advance(choose(enabled))
+            else:
+                assert time.monotonic() < end_s, "kernels wait for what nobody brings"
+                time.sleep(1e-4)
+
+    def _written(self, stream: int, word: int, value: int, flags: int) -> int:
+        assert (stream, word, flags) == (STREAM, self.word.data_ptr(), 0)
+        self._queues["copies"].append(partial(self.word.fill_, value))
+        return 0
+
+    def _reached(self, kernels: int, word: int, value: int, flags: int) -> int:
+        assert (kernels, word, flags) == (KERNELS, self.word.data_ptr(), 0)
+        self.unread += 1
+        self._queues["compute"].append(_Wait(FlagEvent(self.word, value)))
+        return 0
 
     def event_ahead(self) -> tuple[FakeEvent, int]:
         event, handle = FakeEvent(), len(self._ahead) + 1
@@ -81,13 +113,13 @@ def cache_of(vram: int, seed: int, prefetch: int = 0) -> ExpertCache:
 
 
 @settings(deadline=None, max_examples=40)
-@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), together=st.booleans())
+@given(vram=slots_of, dram=slots_of, seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), together=st.booleans(), words=st.booleans())
 def test_kernels_find_what_readers_copied_in_any_order(
-    layouts: dict, vram: int, dram: int, seed: int, prefetch: int, together: bool
+    layouts: dict, vram: int, dram: int, seed: int, prefetch: int, together: bool, words: bool
 ) -> None:
     """Kernels look at the bytes when they run. What waits for a kernel, or for a copy, is done in any order that streams allow."""
     draw = random.Random(seed)
-    device, cache = CarryingDevice(lambda enabled: draw.choice(list(enabled))), cache_of(vram, seed, prefetch)
+    device, cache = CarryingDevice(lambda enabled: draw.choice(list(enabled)), words), cache_of(vram, seed, prefetch)
     with dram_tier(layouts, dram, seed, cache, True) as below:
         card = card_tier(layouts, vram, below, cache, device)
         compute_in_any_order(card, device, draw, seed, together)
@@ -118,9 +150,9 @@ def visited(layouts: dict, device: FakeDevice, seed: int, prefetch: int) -> tupl
 
 
 @settings(deadline=None, max_examples=10)
-@given(seed=st.integers(0, 10**6), prefetch=st.integers(0, 3))
-def test_readers_copy_what_the_consumer_copied_and_the_card_decides_the_same(layouts: dict, seed: int, prefetch: int) -> None:
-    device = CarryingDevice()
+@given(seed=st.integers(0, 10**6), prefetch=st.integers(0, 3), words=st.booleans())
+def test_readers_copy_what_the_consumer_copied_and_the_card_decides_the_same(layouts: dict, seed: int, prefetch: int, words: bool) -> None:
+    device = CarryingDevice(words=words)
     assert visited(layouts, device, seed, prefetch) == visited(layouts, FakeDevice(), seed, prefetch)
     assert device.carried and all(name.startswith("ssd-") for name in device.threads), "of the readers"
 
@@ -251,3 +283,65 @@ def test_nothing_is_copied_behind_the_cards_end(layouts: dict) -> None:
         assert device.carried == before
         _, buffer = below.place(1, routing.experts[0])
         assert torch.count_nonzero(buffer) > ALIGN
+
+
+def test_kernels_are_queued_before_what_they_wait_for_is_read(layouts: dict) -> None:
+    """The host sleeps when it comes to the next router, and for the last layer before it launches."""
+    device, cache = CarryingDevice(words=True), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST + len(LAYERS), 0, cache, True, ahead=0) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        device.finish("copies")
+        near = next(e for e in range(COUNT) if below.here(LAYERS[0], e) and cache.slot(LAYERS[0], e) is None)
+        (far,) = missing(card, LAYERS[0]).experts
+        held = Held(below._pool, below.parts(LAYERS[0], far)[0][0].file)  # type: ignore[arg-type]
+        group = next(iter(card.groups(LAYERS[0], Routing(np.array([[near, far]]), prompt=False))))
+        group.come()
+        ran: list[int] = []
+        for one in group.arrived:
+            device.launch(lambda one=one: (check(LAYERS[0], *one), ran.append(one[0])))
+        assert device.unread == 1 and not device.waits and not ran
+        while device.enabled():
+            device.advance(device.enabled()[0])
+        assert not ran, "nothing was read"
+        held.go.set()
+        device.finish("compute")
+        assert sorted(ran) == sorted((near, far))
+
+    device, cache = CarryingDevice(words=True), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST, 0, cache, True) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        list(arrivals(card, LAYERS[-1], missing(card, LAYERS[-1]), together=True))
+        assert not device.unread
+
+
+@pytest.mark.parametrize("ends", ["refused", "unread", "closed"])
+def test_kernels_wait_for_nothing_that_will_not_come(layouts: dict, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver refuses, what cannot be read, what nobody copies any more: kernels go on, and the host is told."""
+
+    def fails(*_: Any) -> int:
+        raise OSError(errno.ENXIO, "played")
+
+    device, cache = CarryingDevice(words=True), cache_of(LEAST, 0)
+    with dram_tier(layouts, LEAST, 0, cache, True, ahead=0) as below:
+        card = card_tier(layouts, LEAST, below, cache, device)
+        card.start()
+        device.finish("copies")
+        routing, ran = missing(card, LAYERS[0]), list[bool]()
+        held = Held(below._pool, below.parts(LAYERS[0], routing.experts[0])[0][0].file)  # type: ignore[arg-type]
+        device.refuses = 700 if ends == "refused" else 0
+        list(arrivals(card, LAYERS[0], routing, together=True))
+        device.launch(lambda: ran.append(True))
+        assert device.unread == 1
+        if ends == "unread":
+            monkeypatch.setattr(os, "preadv", fails)
+        if ends == "closed":
+            card.close()
+            device.finish("compute")
+        held.go.set()
+        device.finish("compute")
+        assert ran
+        if ends != "closed":
+            with pytest.raises((RuntimeError, OSError, UserError)):
+                card.catch_up()

@@ -190,12 +190,12 @@ def test_a_start_fills_both_tiers_with_different_experts_each_read_once(
 
 @pytest.mark.skipif(not readers_file().exists(), reason="no compiler made the readers")
 @pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(("prefetch", "words"), [(0, False), (2, True)])
 def test_what_readers_copy_on_gives_the_unstreamed_logits(
-    checkpoint: Path, unstreamed: Generation, unstreamed_first: Generation, rows: int, prefetch: int
+    checkpoint: Path, unstreamed: Generation, unstreamed_first: Generation, rows: int, prefetch: int, words: bool
 ) -> None:
-    """Of one sequence its experts come together, of two one by one."""
-    batch, card = replace(BATCH, prompts=BATCH.prompts[:rows]), CarryingCopier()
+    """Of one sequence its experts come together, of two one by one. With ``words`` the former are computed with before they are read."""
+    batch, card = replace(BATCH, prompts=BATCH.prompts[:rows]), CarryingCopier(words)
     held = slots(checkpoint, "few", "some", prefetch=prefetch)
     plan = plan_for(checkpoint, decisions(gpu=True, batch=rows, experts=held), True)
     with opened(plan, checkpoint, card) as session:
@@ -203,6 +203,7 @@ def test_what_readers_copy_on_gives_the_unstreamed_logits(
         same(session.generate(batch, Sampler(Sampling(), CPU), keep_logits=True), unstreamed if rows == 2 else unstreamed_first)
         facts = session.engine.facts()["experts"]
     assert facts["dram"]["misses"] and (card.carried or rows > 1), "where more are missing than there are slots, the consumer copies"
+    assert bool(card.unread) == (words and rows == 1)
 
 
 def test_no_policy_changes_what_is_said(checkpoint: Path, unstreamed: Generation, request: pytest.FixtureRequest) -> None:
