@@ -1,5 +1,5 @@
-"""Kernels of a card that are recorded once and launched as a whole, chains of copies that are given behind each launch, and points where
-they meet."""
+"""Work of a card that is recorded once and launched as a whole: kernels on one stream, chains of copies on others, and points where they
+meet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies
 from penstock.runtime.memory.device import CudaDevice, Event, split_copy
 from penstock.runtime.recorded.capture_room import ask_for_room
 from penstock.runtime.recorded.stream_words import StreamWords
@@ -18,13 +17,14 @@ WORD_STRIDE = 16
 
 
 class GraphPoint:
-    """A point in a recorded stream: after each launch others may wait for it, and it has a time."""
+    """A point in a recorded stream: what is recorded behind it may wait for it, and after each launch it has a time."""
 
-    __slots__ = ("timed",)
+    __slots__ = ("edge", "timed")
 
     def __init__(self, stream: torch.cuda.Stream):
-        self.timed = torch.cuda.Event(enable_timing=True, external=True)
-        self.timed.record(stream)
+        self.edge, self.timed = torch.cuda.Event(), torch.cuda.Event(enable_timing=True, external=True)
+        self.edge.record(stream)
+        self.timed.record(stream)  # a node of the graph, unlike the edge
 
 
 class Stamp:
@@ -38,12 +38,12 @@ class Stamp:
 
 
 class CardGraph:
-    """A CUDA graph over a stream of kernels, and a stream for each of ``chains`` of copies. It may be recorded again after :meth:`close`:
-    the streams stay, and with them what libraries keep for each stream.
+    """A CUDA graph over a stream of kernels and one for each of ``chains`` of copies. It may be recorded again after
+    :meth:`close`: the streams stay, and with them what libraries keep for each stream.
 
-    The graph is launched on a stream of its own. What is launched elsewhere waits for :attr:`results`. Copies are given to the chains
-    behind a launch. They are no part of it: inside a graph they are slower, and those for the next launch may be on their way when that
-    begins. Kernels wait for words, which copies set, and copies for points of the launch that they are behind. Costs what is allocated
+    The graph is launched on a stream of its own. What is launched elsewhere waits for :attr:`results`. Copies for the next launch are given
+    to the chains behind it: they are no part of it, so that the next one begins while they are on their way. Words say which have come.
+    Whatever waits for a word is given to the card after the copy that sets it, so no order of queues stops both. Costs what is allocated
     while it is recorded. A graph ``like`` another shares its memory and its streams; the two are launched in turn.
     """
 
@@ -53,11 +53,12 @@ class CardGraph:
         self._like = like
         self._kernels: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._kernels
         self._chains: dict[str, torch.cuda.Stream] = {c: torch.cuda.Stream(card.device) for c in chains} if like is None else like._chains
-        self._bare = {name: BareCopies(stream.cuda_stream) for name, stream in self._chains.items()}
         self._words = StreamWords()
         self.begin: Event
         self.results: Event
         """Behind all kernels."""
+        self._copied: dict[str, GraphPoint] = {}
+        """Behind each chain's recorded copies."""
         self._over: torch.cuda.Event = torch.cuda.Event() if like is None else like._over
         """Behind the last launch of those that are alike."""
 
@@ -78,24 +79,44 @@ class CardGraph:
             ask_for_room(self._card.device)
         with torch.cuda.graph(self._graph, pool, self._kernels, "thread_local"):
             self.begin = self.compute_event()
+            for chain in self._chains.values():
+                chain.wait_event(_made_here(self.begin).edge)
             yield
             self.results = self.compute_event()
+            self._copied = {name: GraphPoint(chain) for name, chain in self._chains.items()}
+            for chain in self._chains.values():
+                self._kernels.wait_stream(chain)
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
-        copy = self._bare[chain]
-        for to, from_ in split_copy(dst, src, self._card.borders):
-            copy(to.data_ptr(), from_.data_ptr(), from_.numel())
+        with torch.cuda.stream(self._chains[chain]):
+            for to, from_ in split_copy(dst, src, self._card.borders):
+                to.copy_(from_, non_blocking=True)
+
+    def copy_event(self, chain: str) -> GraphPoint:
+        return GraphPoint(self._chains[chain])
 
     def compute_event(self) -> GraphPoint:
         return GraphPoint(self._kernels)
+
+    def copy_waits(self, chain: str, event: Event) -> None:
+        self._chains[chain].wait_event(_made_here(event).edge)
+
+    def compute_waits(self, event: Event) -> None:
+        self._kernels.wait_event(_made_here(event).edge)
 
     def words(self, count: int) -> torch.Tensor:
         """Zeros, int32 [count, 16]: page-locked words that both sides see, one a row."""
         return torch.zeros((count, WORD_STRIDE), dtype=torch.int32, pin_memory=True)
 
     def compute_takes(self, word: torch.Tensor) -> None:
-        self._words.wait(self._kernels.cuda_stream, word.data_ptr(), 1)
-        self._words.write(self._kernels.cuda_stream, word.data_ptr(), 0)
+        self._take(self._kernels, word)
+
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        self._take(self._chains[chain], word)
+
+    def _take(self, stream: torch.cuda.Stream, word: torch.Tensor) -> None:
+        self._words.wait(stream.cuda_stream, word.data_ptr(), 1)
+        self._words.write(stream.cuda_stream, word.data_ptr(), 0)
 
     def follow(self, chain: str, event: Event) -> Stamp:
         _made_here(event).timed.wait(self._chains[chain])
@@ -116,15 +137,15 @@ class CardGraph:
         self._words.wait(self._kernels.cuda_stream, address, value)
 
     def launch(self) -> None:
-        """Launch it behind what was given to the current stream. Its copies are given next, and then :meth:`lead_on` is called."""
-        self._kernels.wait_stream(torch.cuda.current_stream(self._card.device))
+        """Launch it behind what was given to the current stream; what the current stream is given next begins behind :attr:`results`."""
+        here = torch.cuda.current_stream(self._card.device)
+        self._kernels.wait_stream(here)
         with torch.cuda.stream(self._kernels):
             self._graph.replay()
         self._over.record(self._kernels)
-
-    def lead_on(self) -> None:
-        """What the current stream is given next begins behind :attr:`results` of the last launch."""
-        _made_here(self.results).timed.wait(torch.cuda.current_stream(self._card.device))
+        for name, chain in self._chains.items():
+            self._copied[name].timed.wait(chain)
+        _made_here(self.results).timed.wait(here)
 
     def hold(self) -> None:
         """The next launch begins behind what the weights' copy stream was given."""

@@ -112,7 +112,6 @@ class GraphSteps:
             self._graph.launch()
             self._launched()
             self._stream.launched(step.ends)
-            self._graph.lead_on()
             if step.ends and self.turns is not None:
                 self.turns.give()
         self.steps += 1

@@ -1,4 +1,4 @@
-"""How recorded kernels meet streamed units: each has its slot for good, and behind which kernels it is copied was settled with them."""
+"""How a recorded pass meets streamed units: each has its slot for good, and what is copied when was settled when the pass was recorded."""
 
 from __future__ import annotations
 
@@ -23,26 +23,33 @@ EXACTLY = 16
 
 
 class Recorder(Protocol):
-    """A stream of kernels that are recorded, and chains of copies that are given behind each launch of them; after it a point has a time. A
-    chain's copies come one after the other. Chains wait for nothing of each other; on an H200 they take the link in turns."""
+    """A stream of kernels and chains of copies while they are recorded; after each launch a point has a time. A chain's copies come one
+    after the other. Chains wait for nothing of each other; on an H200 they take the link in turns."""
 
     @property
     def begin(self) -> Event: ...
     @property
     def results(self) -> Event: ...
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None: ...
+    def copy_event(self, chain: str) -> Event: ...
     def compute_event(self) -> Event: ...
+    def copy_waits(self, chain: str, event: Event) -> None: ...
+    def compute_waits(self, event: Event) -> None: ...
     def words(self, count: int) -> torch.Tensor:
         """Zeros, int32 [count, n]: a word a row, its first number, which card and host see."""
 
     def compute_takes(self, word: torch.Tensor) -> None:
         """Kernels recorded next begin once ``word`` is 1, and make it 0."""
 
-    def follow(self, chain: str, event: Event) -> Event:
-        """Behind a launch: what ``chain`` is given next begins behind ``event`` of that launch -> the point where it begins."""
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        """The same of copies."""
 
-    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None: ...
+    def follow(self, chain: str, event: Event) -> Event:
+        """Behind a launch: what ``chain`` is given next, not recorded, begins behind ``event`` of that launch, and behind all copies of the
+        chain -> the point where it begins."""
+
     def give(self, chain: str, word: torch.Tensor) -> Event:
-        """``word`` becomes 1 when ``chain`` has copied all that it was given -> that point."""
+        """Behind a launch: ``word`` becomes 1 when ``chain`` has copied all that it was given -> that point."""
 
     def wait_results(self) -> None:
         """Block until the last launch's kernels are over."""
@@ -62,14 +69,12 @@ class _Computed(NamedTuple):
     """What it waited for."""
 
 
-class _Coming(NamedTuple):
-    """A unit, and the kernels that read its slot last before it comes."""
+class _Next(NamedTuple):
+    """A unit that the next pass begins with, and the kernels that read its slot last in this one."""
 
     number: int
     chain: str
     left: Event
-    ahead: bool
-    """Whether the next pass begins with it."""
 
 
 class Streamed(NamedTuple):
@@ -96,13 +101,13 @@ def chain_of(unit: Unit) -> str:
 
 
 class RecordedStream:
-    """Feeds kernels that are being recorded, and gives the card the copies of each launch of them, which it books.
+    """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
-    A unit is copied behind the kernels that read its slot last. A word a unit says that it has come: kernels wait for it where the unit is
-    entered. Copies are no part of what is recorded: those of a CUDA graph are slower (docs/log.md, 2026-11-27). They are given behind a
-    launch, those that the next pass begins with among them: it need not wait for all of them, and the link does not for it. Units of one
-    slot class are a chain of copies. A launch that ends a run of them brings nothing for a next one: the link is free for whoever comes
-    then. A stream ``like`` another, over the same units and slots, goes on from its launches, and it from this one's.
+    A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
+    are a chain of copies. Copies for the next pass are the last of their chain. They are no part of what is recorded: each launch is
+    followed by them, so that the next one need not wait for all of them, and the link does not for it. A word a unit says that it has come,
+    and one a chain that all have. A launch that ends a run of them is followed by none: the link is free for whoever comes next. A stream
+    ``like`` another, over the same units and slots, goes on from its launches, and it from this one's.
     """
 
     def __init__(
@@ -122,10 +127,13 @@ class RecordedStream:
         self._recorder, self._ledger, self._every, self._others = recorder, ledger, every, others
         self._arrived: dict[int, Event] = {}
         self._computed: list[_Computed] = []
-        self._coming: list[_Coming] = []
         self._copied: list[Copied] = []
-        """By the last launch, for itself."""
-        self._left: Handover = Handover(recorder.words(len(streamed))) if like is None else like._left
+        self._next: list[_Next] = []
+        chains = dict.fromkeys(map(chain_of, self.units))
+        names: list[int | str] = [*self.rounds.first, *chains]
+        self._left: Handover = Handover(recorder.words(len(names)), names) if like is None else like._left
+        self._begun: set[str] = set()
+        """Chains of which a copy was recorded."""
         self._launched = 0
         self._booked = True
         self._like = _Spent(0.0, {}, 0.0, 0.0)
@@ -141,15 +149,18 @@ class RecordedStream:
         return self._slots[name][index]
 
     def begin_pass(self) -> None:
-        for found in (self._arrived, self._computed, self._coming):
+        for found in (self._arrived, self._computed, self._copied, self._next, self._begun):
             found.clear()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         i = self._index.get(unit)
         if i is None:
             return {} if self._others is None else self._others.enter(unit)
-        self._recorder.compute_takes(self._left.words[i])
-        self._arrived[i] = self._recorder.compute_event()
+        if i in self._arrived:
+            self._recorder.compute_waits(self._arrived[i])
+        else:
+            self._recorder.compute_takes(self._left.word[i])
+            self._arrived[i] = self._recorder.compute_event()
         return parameters(self._streamed[i].tensors, self.buffer(i))
 
     def leave(self, unit: Unit) -> None:
@@ -158,7 +169,16 @@ class RecordedStream:
             return
         left, chain, coming = self._recorder.compute_event(), chain_of(unit), self.rounds.behind(i)
         self._computed.append(_Computed(unit, self._arrived[i], left))
-        self._coming.append(_Coming(coming, chain, left, coming <= i))
+        if coming <= i:
+            self._next.append(_Next(coming, chain, left))
+            return
+        if chain not in self._begun:
+            self._begun.add(chain)
+            self._recorder.copies_take(chain, self._left.word[chain])
+        self._recorder.copy_waits(chain, left)
+        self._copy(chain, coming)
+        self._arrived[coming] = end = self._recorder.copy_event(chain)
+        self._copied.append(Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
 
     def point(self) -> Event:
         """Behind the kernels recorded so far."""
@@ -173,9 +193,8 @@ class RecordedStream:
 
     def all_there(self) -> None:
         """The next launch begins when what it begins with lies in the slots, whoever brought it."""
+        self._left.words.fill_(1)
         self._book_behind()
-        self._left.words.zero_()
-        self._left.words[list(self.rounds.first)] = 1
         self._left.ended, self._left.since_s = False, 0.0
 
     @property
@@ -184,19 +203,23 @@ class RecordedStream:
         return () if self._left.ended else self.rounds.first
 
     def launched(self, ends: bool = False) -> None:
-        """What was recorded was launched; the launch before was booked. Now its copies are given, and those for the next one, unless it
-        ``ends`` a run of them: then others have the slots before the next launch."""
+        """A recorded pass was launched; the one before was booked. Copies for the next one follow it, unless it ``ends`` a run of them:
+        then others have the slots before the next launch."""
         self._launched += 1
         self._booked, self._left.ended = False, ends
-        self._left.before, self._left.behind, self._copied = self._left.behind, [], []
-        for i, chain, left, ahead in self._coming:
-            if ahead and ends:
-                continue
+        self._left.before, self._left.behind = self._left.behind, []
+        if ends:
+            return
+        for i, chain, left in self._next:
             begin = self._recorder.follow(chain, left)
-            self._streamed[i].copy(self.buffer(i), partial(self._recorder.copy, chain))
-            end = self._recorder.give(chain, self._left.words[i])
-            copies = self._left.behind if ahead else self._copied
-            copies.append(Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
+            self._copy(chain, i)
+            end = self._recorder.give(chain, self._left.word[i])
+            self._left.behind.append(Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
+        for chain in self._begun:
+            self._recorder.give(chain, self._left.word[chain])
+
+    def _copy(self, chain: str, i: int) -> None:
+        self._streamed[i].copy(self.buffer(i), partial(self._recorder.copy, chain))
 
     def settle(self) -> float | None:
         """Book the pass that was launched last, once its results are there -> its seconds; None where there is nothing to book."""

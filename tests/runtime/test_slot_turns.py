@@ -22,29 +22,54 @@ from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed, moved
 from penstock.runtime.recorded.slot_turns import SlotTurns
-from tests.runtime.played_recorder import PlayedCard
 from tests.support import HostCopier
 
 NBYTES = 8
 
 
 class PlayedGraph:
-    """A recorder of kernels that nothing streams to: what it is told happens at once."""
+    """A recorder whose launches are passes over the recorded stream: what it is told happens at once."""
 
     begin = results = 0.0
+    copies = 0
 
+    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self.copies += 1
+        dst.copy_(src)
+
+    def copy_event(self, chain: str) -> float:
+        return time.perf_counter()
+
+    def copy_waits(self, chain: str, event: float) -> None: ...
     def words(self, count: int) -> torch.Tensor:
         return torch.zeros(count, 1, dtype=torch.int32)
+
+    def compute_takes(self, word: torch.Tensor) -> None:
+        assert int(word) == 1, "compute would wait for a copy that nobody makes"
+        word.zero_()
+
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        self.compute_takes(word)
+
+    def follow(self, chain: str, event: float) -> float:
+        return self.copy_event(chain)
+
+    def give(self, chain: str, word: torch.Tensor) -> float:
+        assert int(word) == 0, "compute did not wait for this unit's last copy"
+        word.fill_(1)
+        return self.copy_event(chain)
 
     def compute_event(self) -> float:
         return time.perf_counter()
 
+    def compute_waits(self, event: float) -> None: ...
     def time_of(self, event: float) -> float:
         return event
 
     def wait(self) -> None: ...
     def wait_results(self) -> None: ...
-    def lead_on(self) -> None: ...
+    def hold(self) -> None: ...
+    def yield_copies(self) -> None: ...
 
 
 class Still:
@@ -67,7 +92,7 @@ class Rig:
     def __init__(self, kinds: str, slots: tuple[int, int], distance: int, elsewhere: int = 0):
         """The first ``elsewhere`` units stream for the ring alone."""
         self.units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
-        self.dram, self.device, self.graph = Still(self.units), HostCopier(), PlayedCard(random.Random(len(kinds)), ("attn", "ffn"))
+        self.dram, self.device, self.graph = Still(self.units), HostCopier(), PlayedGraph()
         buffers = {n: [torch.zeros(NBYTES, dtype=torch.uint8) for _ in range(k)] for n, k in zip(("attn", "ffn"), slots, strict=True)}
         piece = (Segment(0, 0, NBYTES),)
         self.ring = VramRing(self.units, lambda _: piece, buffers, self.dram, self.device, distance, 2, Ledger(), True, max(1, distance))
@@ -76,16 +101,6 @@ class Rig:
         self.recorded = RecordedStream(list(streamed.values())[elsewhere:], buffers, self.graph, self.ledger)
         self.turns = SlotTurns(self.ring, self.recorded, streamed, self.graph, cast(DramTier, self.dram), self.device)
         self.recorded_passes = 0
-        self.graph.record()
-        self.recorded.begin_pass()
-        for i, unit in enumerate(self.recorded.units):
-            self.recorded.enter(unit)
-            self.graph.compute(partial(self._found, self.recorded.buffer(i), unit))
-            self.recorded.leave(unit)
-        self.recorded.end_pass()
-
-    def _found(self, buffer: torch.Tensor, unit: Unit) -> None:
-        assert torch.equal(buffer, self.dram.bytes[unit])
 
     @contextmanager
     def started(self) -> Iterator[None]:
@@ -106,9 +121,13 @@ class Rig:
     def launched_as_a_whole(self, ends: bool = False) -> None:
         self.turns.take()
         before, first = self.graph.copies, len(self.recorded.rounds.first)
-        self.graph.launch()
+        self.recorded.begin_pass()
+        for i, unit in enumerate(self.recorded.units):
+            assert torch.equal(self.recorded.buffer(i), self.dram.bytes[unit])
+            self.recorded.enter(unit)
+            self.recorded.leave(unit)
+        self.recorded.end_pass()
         self.recorded.launched(ends)
-        self.graph.finish()
         assert self.graph.copies - before == len(self.recorded.units) - ends * first
         if ends:
             self.turns.give()
@@ -187,20 +206,19 @@ class LoggedGraph(PlayedGraph):
     def __init__(self, units: list[Unit], log: list[tuple[str, str]]):
         self._units, self._log, self.left = units, log, ""
 
-    def compute_event(self) -> str:  # type: ignore[override]
+    def compute_event(self) -> str:
         return self.left
 
-    def compute_takes(self, word: torch.Tensor) -> None: ...
+    def copy_waits(self, chain: str, event: str) -> None:
+        self._behind = event
 
     def follow(self, chain: str, event: str) -> float:
         self._behind = event
-        return 0.0
-
-    def give(self, chain: str, word: torch.Tensor) -> float:
-        return 0.0
+        return self.copy_event(chain)
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._log.append((str(self._units[int(src[0]) - 1]), self._behind))
+        dst.copy_(src)
 
 
 @pytest.mark.parametrize("seed", range(40))

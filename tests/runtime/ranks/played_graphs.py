@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,11 +84,11 @@ class Point:
     """Where a launch has come to, and when."""
 
     def __init__(self) -> None:
-        self.at_s, self.came = time.perf_counter(), 0
+        self.at_s = 0.0
+        self.come()
 
     def come(self) -> None:
         self.at_s = time.perf_counter()
-        self.came += 1
 
 
 def written(address: int, value: int) -> Act:
@@ -160,8 +159,7 @@ class Pieces:
 
 
 class Graph:
-    """``recorded.card_graph.CardGraph``, whose kernels a thread computes in the order in which they were recorded. Whoever gives copies
-    makes them."""
+    """``recorded.card_graph.CardGraph``, whose kernels and chains of copies come in the order in which they were recorded."""
 
     begin: Point
     results: Point
@@ -171,7 +169,6 @@ class Graph:
     def __init__(self, card: Card, chains: Sequence[str], like: Graph | None = None):
         self._recorded: Operators | None = None
         self._number, Graph.made = Graph.made, Graph.made + 1
-        self._launches, self._kernels, self._failed = 0, threading.Thread(), list[BaseException]()
 
     @contextmanager
     def warming(self) -> Iterator[None]:
@@ -206,30 +203,28 @@ class Graph:
         for what, number in (("DIES", signal.SIGKILL), ("STOPS", signal.SIGINT)):
             if _is_asked(what, Graph.launched):
                 os.kill(os.getpid(), number)
-        self._launches += 1
-        self._kernels = threading.Thread(target=self._compute, args=(self._recorded.acts,), daemon=True)
-        self._kernels.start()
-
-    def _compute(self, acts: Sequence[Act]) -> None:
-        try:
-            with torch.inference_mode():
-                for act in acts:
-                    act()
-        except BaseException as error:
-            self._failed.append(error)
-
-    def lead_on(self) -> None:
-        self._kernels.join()
-        for error in self._failed:
-            raise error
+        for act in self._recorded.acts:
+            act()
 
     def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
-        dst.copy_(src)
+        if Operators.going:
+            self._act(lambda: dst.copy_(src))
+        else:
+            dst.copy_(src)
 
     def compute_event(self) -> Point:
         point = Point()
         self._act(point.come)
         return point
+
+    def copy_event(self, chain: str) -> Point:
+        return self.compute_event()
+
+    def copy_waits(self, chain: str, event: Point) -> None:
+        """It comes behind it."""
+
+    def compute_waits(self, event: Point) -> None:
+        """It comes behind it."""
 
     def words(self, count: int) -> torch.Tensor:
         return torch.zeros((count, 16), dtype=torch.int32)
@@ -238,10 +233,10 @@ class Graph:
         self.wait_word(word.data_ptr(), 1)
         self.write_word(word.data_ptr(), 0)
 
+    def copies_take(self, chain: str, word: torch.Tensor) -> None:
+        self.compute_takes(word)
+
     def follow(self, chain: str, event: Point) -> Point:
-        while event.came < self._launches:
-            assert self._kernels.is_alive() or event.came >= self._launches, "the launch has ended"
-            time.sleep(0)
         return Point()
 
     def give(self, chain: str, word: torch.Tensor) -> Point:
