@@ -9,10 +9,9 @@ from typing import Any
 
 import xxhash
 
-from penstock.planner.common.errors import UserError
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.reading.store_errors import StoreError
-from penstock.runtime.store.manifest import MANIFEST, read_manifest
+from penstock.runtime.store.manifest import read_manifest
 
 READ_THREADS = 4
 """Reads in flight while verifying."""
@@ -26,10 +25,6 @@ def verify_store(path: Path, progress: Callable[[int, int], None]) -> dict[str, 
     Peak memory: the largest section + 32 MiB. ``progress(done, total)`` counts bytes. StoreError names the first section that
     differs, with file and offset; UserError when manifest or superblock are damaged or missing.
     """
-    if not path.is_dir():
-        raise UserError(f"store={path}: no such directory; name a packed store")
-    if not (path / MANIFEST).exists():
-        raise UserError(f"store={path}: no {MANIFEST}, so no complete packed store; `runtime pack` makes one from a checkpoint")
     manifest = read_manifest(path)
     weights = manifest.weights_path(path)
     sections = (*manifest.units, *manifest.others)

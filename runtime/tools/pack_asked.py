@@ -34,3 +34,11 @@ def check_pack(checkpoint: Path, out: Path, device: Path | None, force: bool, ad
         raise UserError(f"adapter={adapter}: no such directory; name a PEFT adapter's")
     if device is not None:
         check_device(device, force)
+
+
+def check_packed(path: Path) -> None:
+    """UserError where ``path`` is no directory, or no packed store that `runtime pack` has finished."""
+    if not path.is_dir():
+        raise UserError(f"store={path}: no such directory; name a packed store")
+    if not (path / PACK_MANIFEST).exists():
+        raise UserError(f"store={path}: no {PACK_MANIFEST}, so no complete packed store; `runtime pack` makes one from a checkpoint")

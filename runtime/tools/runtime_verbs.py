@@ -32,7 +32,7 @@ from penstock.runtime.asked.sampling_keys import check_sampling
 from penstock.runtime.led.launched import joined
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.told.startup import Startup
-from penstock.runtime.tools.pack_asked import check_pack
+from penstock.runtime.tools.pack_asked import check_pack, check_packed
 from penstock.runtime.tools.solving import NoPlan, solve
 
 
@@ -143,6 +143,7 @@ def pack_verb(cfg: PackConfig) -> None:
 
 def verify_verb(cfg: VerifyConfig) -> None:
     """`runtime verify`"""
+    check_packed(user_path(cfg.store))
     import_torch()
     from penstock.runtime.store.verify import verify_store
 

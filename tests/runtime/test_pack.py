@@ -28,6 +28,7 @@ from penstock.runtime.store.verify import verify_store
 from penstock.runtime.tools import pack as pack_module
 from penstock.runtime.tools import runtime_verbs
 from penstock.runtime.tools.pack import pack_checkpoint
+from penstock.runtime.tools.pack_asked import check_packed
 from tests.cli import HANGS_S, refusal
 from tests.runtime.test_store_inplace import SHARED, assert_same_as_loaded
 from tests.support import save_tiny
@@ -307,8 +308,10 @@ def test_the_manifest_is_plain_json_that_names_the_original_tensors(packed: Path
 
 def test_verify_says_what_is_missing(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such directory"):
-        verify_store(tmp_path / "nowhere", quiet)
+        check_packed(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no manifest.json"):
+        check_packed(checkpoint)
+    with pytest.raises(UserError, match=r"manifest.json: cannot be read"):
         verify_store(checkpoint, quiet)
 
 
