@@ -90,8 +90,8 @@ class Operations:
     """Of a layer that reads experts from the SSD, whose bytes nothing else overlaps: from its router's choice until the first read is asked
     for, and from the last byte until the launch. Some 110 and 230 us on two shared cores of Zen 4 (`bench/visit_host.py`, experts of
     13 MB: what is read has driven the interpreter out of the caches). Beside other programs a host of four H100s took 0.85 of what it took
-    before, 876 us a visit. Since kernels wait for the last byte themselves, what came behind it is hidden; not fitted again: an H200's drive
-    drifts by more than that."""
+    before, 876 us a visit. Since kernels wait for the last byte themselves, what came behind it is hidden. That is not fitted again: an
+    H200's drive drifts by more."""
 
     def dense(self, gpu: bool) -> int:
         return self.attention + self.mlp + self.marks * gpu
