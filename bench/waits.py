@@ -1,0 +1,176 @@
+"""What the link gives copies while a stream of kernels waits for them in one way or another: why recorded steps copy more slowly.
+
+    python bench/waits.py out=waits.json [processes=3] [copies=24] [nbytes=128MiB] [passes=5]
+
+A pass copies `copies` times `nbytes` of page-locked memory to a card; behind each copy a small kernel runs. Each process takes all ways in
+turns, `passes` of each behind one that warms up; medians, in GB/s, beside copies alone in the same process:
+
+    events       kernels are launched, and wait for events: what launched steps do
+    words        the same by words of page-locked memory, which the copy stream writes
+    words here   the same by words in VRAM
+    graph words, graph words here    the kernels and their waits are a CUDA graph; copies are given behind its launch
+    graph        copies, kernels and waits are one CUDA graph: what recorded steps do
+
+Needs a card.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, run_cases  # noqa: E402
+from bench.keys import given_of, read_values  # noqa: E402
+from bench.link import machine  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.runtime.recorded.stream_words import StreamWords  # noqa: E402
+
+KEYS = ("out", "processes", "copies", "nbytes", "passes")
+STRIDE = 16
+"""Numbers of 32 bits from word to word."""
+ALONE = "alone"
+
+
+class Copying:
+    """One process's memory, streams and words."""
+
+    def __init__(self, copies: int, nbytes: int):
+        self._count, self._nbytes, self._card = copies, nbytes, torch.device("cuda", 0)
+        self._source = torch.empty(2 * nbytes, dtype=torch.uint8, pin_memory=True)
+        self._into = torch.empty(4 * nbytes, dtype=torch.uint8, device=self._card)
+        self._row = torch.ones(1024, device=self._card)
+        self._copies, self._kernels = torch.cuda.Stream(self._card), torch.cuda.Stream(self._card)
+        self._drive = StreamWords()
+        self._there = torch.zeros((copies, STRIDE), dtype=torch.int32, pin_memory=True)
+        self._here = torch.zeros((copies, STRIDE), dtype=torch.int32, device=self._card)
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.ways: Mapping[str, Callable[[], None]] = {
+            ALONE: self._alone,
+            "events": self._events,
+            "words": partial(self._words, self._there),
+            "words here": partial(self._words, self._here),
+            "graph words": partial(self._recorded, "there", self._there),
+            "graph words here": partial(self._recorded, "here", self._here),
+            "graph": self._whole,
+        }
+
+    def gbps(self, way: Callable[[], None]) -> float:
+        """Of one pass, from its launch to the last copy and kernel."""
+        torch.cuda.synchronize(self._card)
+        begun_s = time.perf_counter()
+        way()
+        torch.cuda.synchronize(self._card)
+        return self._count * self._nbytes / 1e9 / (time.perf_counter() - begun_s)
+
+    def _copy(self, number: int) -> None:
+        at, to = number % 2 * self._nbytes, number % 4 * self._nbytes
+        self._into[to : to + self._nbytes].copy_(self._source[at : at + self._nbytes], non_blocking=True)
+
+    def _alone(self) -> None:
+        with torch.cuda.stream(self._copies):
+            for number in range(self._count):
+                self._copy(number)
+
+    def _events(self) -> None:
+        for number in range(self._count):
+            with torch.cuda.stream(self._copies):
+                self._copy(number)
+                event = self._copies.record_event()
+            with torch.cuda.stream(self._kernels):
+                self._kernels.wait_event(event)
+                self._row.mul_(1.0)
+
+    def _give(self, words: torch.Tensor) -> None:
+        with torch.cuda.stream(self._copies):
+            for number in range(self._count):
+                self._copy(number)
+                self._drive.write(self._copies.cuda_stream, words[number].data_ptr(), 1)
+
+    def _wait(self, words: torch.Tensor) -> None:
+        with torch.cuda.stream(self._kernels):
+            for number in range(self._count):
+                self._drive.wait(self._kernels.cuda_stream, words[number].data_ptr(), 1)
+                self._drive.write(self._kernels.cuda_stream, words[number].data_ptr(), 0)
+                self._row.mul_(1.0)
+
+    def _words(self, words: torch.Tensor) -> None:
+        self._wait(words)
+        self._give(words)
+
+    def _recorded(self, name: str, words: torch.Tensor) -> None:
+        self._launch(name, partial(self._wait, words))
+        self._give(words)
+
+    def _whole(self) -> None:
+        self._launch("whole", self._forked)
+
+    def _forked(self) -> None:
+        self._copies.wait_stream(self._kernels)
+        self._events()
+        self._kernels.wait_stream(self._copies)
+
+    def _launch(self, name: str, record: Callable[[], None]) -> None:
+        graph = self._graphs.get(name)
+        if graph is None:
+            graph = self._graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._kernels, capture_error_mode="thread_local"):
+                record()
+        with torch.cuda.stream(self._kernels):
+            graph.replay()
+
+
+def measured(pipe: Any, copies: int, nbytes: int, passes: int) -> None:
+    """In a process of its own: GB/s of each way, by ``pipe``."""
+    copying = Copying(copies, nbytes)
+    found: dict[str, list[float]] = {name: [] for name in copying.ways}
+    for number in range(passes + 1):
+        for name, way in copying.ways.items():
+            rate = copying.gbps(way)
+            if number:
+                found[name].append(rate)
+    pipe.send({name: median(rates) for name, rates in found.items()})
+
+
+def rows(processes: int, copies: int, nbytes: int, passes: int) -> Iterator[Row]:
+    context = multiprocessing.get_context("spawn")
+    for number in range(1, processes + 1):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=measured, args=(theirs, copies, nbytes, passes))
+        process.start()
+        theirs.close()
+        try:
+            rates: Mapping[str, float] = ours.recv()
+        except EOFError:
+            raise SystemExit(f"process {number} ended with nothing measured") from None
+        finally:
+            process.join()
+        for name, rate in rates.items():
+            yield Row(name, f"process {number}", rate, rates[ALONE], "GB/s", rate / rates[ALONE], "", None, 0, 0)
+
+
+def main() -> None:
+    try:
+        given = {"nbytes": "128MiB", "processes": "3", "copies": "24", "passes": "5"} | given_of(sys.argv[1:], KEYS)
+        asked = read_values(given, ("out",), ("nbytes",), {"processes": 1, "copies": 1, "passes": 1})
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs a card that torch sees, and there is none")
+    known = machine({"gpu": {"name": torch.cuda.get_device_name()}, "cpu": {"cores": torch.get_num_threads()}, "dram_bytes": 0})
+    case = partial(rows, asked["processes"], asked["copies"], asked["nbytes"], asked["passes"])
+    run_cases({"waits": case}, known, asked.get("out"))
+
+
+if __name__ == "__main__":
+    main()
