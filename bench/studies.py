@@ -358,6 +358,11 @@ STUDIES: Mapping[str, Study] = {
         "A step of one row that streams, as the plan has it and recorded as one CUDA graph, in turns, each in a process of its own. The "
         "limit is its bytes over what copies out of the run's own DRAM give afterwards.",
         rows_table, rows_checks, "one_row.py"),
+    "waits": Study(
+        "Copies beside kernels that wait",
+        "What the link gives copies while a stream of kernels waits for them by events, by words, or inside a CUDA graph. The limit is copies "
+        "alone in the same process.",
+        rows_table, rows_checks, "waits.py"),
     "serve": Study(
         "Serving",
         "Rows of one pass as a fixed batch and in the server, clients that come and go, TTFT under load, throughput beside the "

@@ -259,7 +259,11 @@ def test_one_call_sleeps_for_all_orders_and_has_kernels_wait_for_the_last(conten
         come = pool.bring(brought, first.inbox)
         assert held.begun.wait(HANGS_S)
         threading.Timer(0.05, held.go.set).start()
-        assert come(0.0) == 0 and card.waits == [1], "the part that was held up"
+        until, part = time.monotonic() + HANGS_S, None
+        while part is None:  # it sleeps a second at most, which a loaded machine may need for the timer alone
+            assert time.monotonic() < until, "it has come"
+            part = come(0.0)
+        assert part == 0 and card.waits == [1], "the part that was held up"
         assert sorted(first.heard() + first.inbox.take(0.0)) == [("first", None), ("second", None)], "it stays to be heard of"
 
 
