@@ -5,11 +5,13 @@
 A pass copies `copies` times `nbytes` of page-locked memory to a card; behind each copy a small kernel runs. Each process takes all ways in
 turns, `passes` of each behind one that warms up; medians, in GB/s, beside copies alone in the same process:
 
-    events       kernels are launched, and wait for events: what launched steps do
-    words        the same by words of page-locked memory, which the copy stream writes
+    events       kernels are launched, and wait for events
+    ring         the same, and a copy waits for the kernel behind the last but one: what launched steps do with two slots
+    words        as events, by words of page-locked memory, which the copy stream writes
     words here   the same by words in VRAM
     graph words, graph words here    the kernels and their waits are a CUDA graph; copies are given behind its launch
-    graph        copies, kernels and waits are one CUDA graph: what recorded steps do
+    graph ring   as graph words, and a copy waits for a point of the graph, as ring's for a kernel
+    graph        copies, kernels and waits are one CUDA graph, a copy behind the kernel as ring's: what recorded steps do
 
 Needs a card.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,6 +42,8 @@ KEYS = ("out", "processes", "copies", "nbytes", "passes")
 STRIDE = 16
 """Numbers of 32 bits from word to word."""
 ALONE = "alone"
+SLOTS = 2
+"""Copies that may be ahead of kernels."""
 
 
 class Copying:
@@ -55,14 +59,18 @@ class Copying:
         self._there = torch.zeros((copies, STRIDE), dtype=torch.int32, pin_memory=True)
         self._here = torch.zeros((copies, STRIDE), dtype=torch.int32, device=self._card)
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._points: list[torch.cuda.Event] = []
+        """Of a graph."""
         self.ways: Mapping[str, Callable[[], None]] = {
             ALONE: self._alone,
             "events": self._events,
+            "ring": partial(self._events, ring=True),
             "words": partial(self._words, self._there),
             "words here": partial(self._words, self._here),
             "graph words": partial(self._recorded, "there", self._there),
             "graph words here": partial(self._recorded, "here", self._here),
-            "graph": self._whole,
+            "graph ring": self._behind_points,
+            "graph": partial(self._launch, "whole", self._forked),
         }
 
     def gbps(self, way: Callable[[], None]) -> float:
@@ -82,27 +90,36 @@ class Copying:
             for number in range(self._count):
                 self._copy(number)
 
-    def _events(self) -> None:
+    def _events(self, ring: bool = False) -> None:
+        computed: list[torch.cuda.Event] = []
         for number in range(self._count):
             with torch.cuda.stream(self._copies):
+                if ring and number >= SLOTS:
+                    self._copies.wait_event(computed[number - SLOTS])
                 self._copy(number)
                 event = self._copies.record_event()
             with torch.cuda.stream(self._kernels):
                 self._kernels.wait_event(event)
                 self._row.mul_(1.0)
+                computed.append(self._kernels.record_event())
 
-    def _give(self, words: torch.Tensor) -> None:
+    def _give(self, words: torch.Tensor, points: Sequence[torch.cuda.Event] = ()) -> None:
         with torch.cuda.stream(self._copies):
             for number in range(self._count):
+                if points and number >= SLOTS:
+                    points[number - SLOTS].wait(self._copies)
                 self._copy(number)
                 self._drive.write(self._copies.cuda_stream, words[number].data_ptr(), 1)
 
-    def _wait(self, words: torch.Tensor) -> None:
+    def _wait(self, words: torch.Tensor, points: list[torch.cuda.Event] | None = None) -> None:
         with torch.cuda.stream(self._kernels):
             for number in range(self._count):
                 self._drive.wait(self._kernels.cuda_stream, words[number].data_ptr(), 1)
                 self._drive.write(self._kernels.cuda_stream, words[number].data_ptr(), 0)
                 self._row.mul_(1.0)
+                if points is not None:
+                    points.append(torch.cuda.Event(enable_timing=True, external=True))
+                    points[-1].record(self._kernels)
 
     def _words(self, words: torch.Tensor) -> None:
         self._wait(words)
@@ -112,12 +129,13 @@ class Copying:
         self._launch(name, partial(self._wait, words))
         self._give(words)
 
-    def _whole(self) -> None:
-        self._launch("whole", self._forked)
+    def _behind_points(self) -> None:
+        self._launch("points", partial(self._wait, self._there, self._points))
+        self._give(self._there, self._points)
 
     def _forked(self) -> None:
         self._copies.wait_stream(self._kernels)
-        self._events()
+        self._events(ring=True)
         self._kernels.wait_stream(self._copies)
 
     def _launch(self, name: str, record: Callable[[], None]) -> None:
