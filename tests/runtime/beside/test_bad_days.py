@@ -42,8 +42,8 @@ class CardThread(Capturing, PlayedWords):
 
     def __init__(self) -> None:
         self.acts: list[Callable[[], None]] = []
-        self.busy, self.begun = threading.Event(), threading.Event()
-        self.thread = threading.Thread()
+        self.busy, self.begun, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.over.set()
         self.alarm_s = 0.0
 
     def write_word(self, address: int, value: int) -> None:
@@ -57,8 +57,8 @@ class CardThread(Capturing, PlayedWords):
         self.acts.append(what)
 
     def launch(self) -> None:
-        self.thread = threading.Thread(target=self._run)
-        self.thread.start()
+        self.over.clear()
+        threading.Thread(target=self._run).start()
 
     def _run(self) -> None:
         for number, act in enumerate(self.acts):
@@ -66,18 +66,18 @@ class CardThread(Capturing, PlayedWords):
                 self.begun.set()
                 assert self.busy.wait(HANGS_S)
             act()
+        self.over.set()
 
     def wait_results(self) -> None:
         alarm_s, self.alarm_s = self.alarm_s, 0.0
         if alarm_s:
             signal.setitimer(signal.ITIMER_REAL, alarm_s)
-        while self.thread.is_alive():
+        while not self.over.is_set():  # Python 3.11 takes a thread for ended that is asked whether it lives while an interrupt comes
             time.sleep(0.001)
 
     def wait(self) -> None:
         self.busy.set()
-        self.thread.join(HANGS_S)
-        assert not self.thread.is_alive(), "the card waits for the CPU for ever"
+        assert self.over.wait(HANGS_S), "the card waits for the CPU for ever"
 
     def close(self) -> None:
         self.wait()
