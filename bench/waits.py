@@ -33,8 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
+from bench.host_products import bare_machine  # noqa: E402
 from bench.keys import given_of, read_values  # noqa: E402
-from bench.link import machine  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.runtime.recorded.stream_words import StreamWords  # noqa: E402
 
@@ -185,9 +185,8 @@ def main() -> None:
         raise SystemExit(str(error)) from None
     if not torch.cuda.is_available():
         raise SystemExit("this needs a card that torch sees, and there is none")
-    known = machine({"gpu": {"name": torch.cuda.get_device_name()}, "cpu": {"cores": torch.get_num_threads()}, "dram_bytes": 0})
     case = partial(rows, asked["processes"], asked["copies"], asked["nbytes"], asked["passes"])
-    run_cases({"waits": case}, known, asked.get("out"))
+    run_cases({"waits": case}, bare_machine(), asked.get("out"))
 
 
 if __name__ == "__main__":
