@@ -12,6 +12,7 @@ turns, `passes` of each behind one that warms up; medians, in GB/s, beside copie
     graph words, graph words here    the kernels and their waits are a CUDA graph; copies are given behind its launch
     graph ring   as graph words, and a copy waits for a point of the graph, as ring's for a kernel
     graph        copies, kernels and waits are one CUDA graph, a copy behind the kernel as ring's: what recorded steps do
+    pieces       as ring, and each kernel is a CUDA graph of its own: all waits lie outside
 
 Needs a card.
 """
@@ -71,6 +72,7 @@ class Copying:
             "graph words here": partial(self._recorded, "here", self._here),
             "graph ring": self._behind_points,
             "graph": partial(self._launch, "whole", self._forked),
+            "pieces": partial(self._events, True, partial(self._launch, "piece", self._compute)),
         }
 
     def gbps(self, way: Callable[[], None]) -> float:
@@ -90,7 +92,10 @@ class Copying:
             for number in range(self._count):
                 self._copy(number)
 
-    def _events(self, ring: bool = False) -> None:
+    def _compute(self) -> None:
+        self._row.mul_(1.0)
+
+    def _events(self, ring: bool = False, compute: Callable[[], None] | None = None) -> None:
         computed: list[torch.cuda.Event] = []
         for number in range(self._count):
             with torch.cuda.stream(self._copies):
@@ -100,7 +105,7 @@ class Copying:
                 event = self._copies.record_event()
             with torch.cuda.stream(self._kernels):
                 self._kernels.wait_event(event)
-                self._row.mul_(1.0)
+                (compute or self._compute)()
                 computed.append(self._kernels.record_event())
 
     def _give(self, words: torch.Tensor, points: Sequence[torch.cuda.Event] = ()) -> None:

@@ -23,7 +23,7 @@ from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.model.binding import Binder, WeightStream
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
-from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.graph_steps import GraphSteps, Others
 from penstock.runtime.recorded.host_steps import HostSteps, HostUnit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
@@ -46,7 +46,7 @@ class FedStepper:
 class _Feed:
     """What feeds recorded passes over the same streamed units, whatever their shapes."""
 
-    graph: CardGraph
+    graph: CardPass
     stream: RecordedStream
     turns: SlotTurns
 
@@ -105,7 +105,7 @@ class RecordedSide:
             if name not in recorded or recorded[name].refused is not None or shape.tokens > self._most_tokens:
                 continue
             feed = self._feeds[name]
-            graph = CardGraph(self._cuda, list(self._card.slots), feed.graph)
+            graph = CardPass(self._cuda, feed.graph)
             stream = self._card.recorded(graph, feed.stream.units, feed.stream)
             steps = self._steps(_Feed(graph, stream, feed.turns), self._host_steps(shape.all_tokens) if on_host else None)
             self._capture(steps, shape.rows, shape.tokens)
@@ -171,7 +171,7 @@ class RecordedSide:
         return self._copier
 
     def _streaming(self, name: str, units: Sequence[Unit], host: HostSteps | None) -> GraphSteps:
-        graph = CardGraph(self._cuda, list(self._card.slots), next((feed.graph for feed in self._feeds.values()), None))
+        graph = CardPass(self._cuda, next((feed.graph for feed in self._feeds.values()), None))
         stream = self._card.recorded(graph, units)
         turns = SlotTurns(self._card.ring, stream, self._card.from_dram, graph, self._host.dram, self._copier)
         self._feeds[name] = _Feed(graph, stream, turns)

@@ -1,26 +1,27 @@
-"""Kernels of one pass recorded in pieces: between two of them the host does what no graph can."""
+"""Kernels of one pass recorded in pieces: between two of them comes what no graph can hold, or had better not."""
 
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
 
 from penstock.runtime.recorded.capture_room import ask_for_room
-from penstock.runtime.recorded.stream_words import StreamWords
+from penstock.runtime.recorded.stream_words import StreamWords, has_recorded
 
 
 class CardPieces:
     """CUDA graphs over one stream, recorded one behind the other and launched in the same order, on whatever stream is current.
 
-    They share one memory: what a piece leaves lies there until a later one is launched that was given its place. Costs what is allocated
-    while they are recorded.
+    They share one memory: what a piece leaves lies there until a later one is launched that was given its place. Pieces ``like`` others,
+    with which they are launched in turn, share theirs. Costs what is allocated while they are recorded.
     """
 
-    def __init__(self, device: torch.device):
-        self._device, self._stream = device, torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None, like: CardPieces | None = None):
+        self._device, self._stream, self._like = device, stream or torch.cuda.Stream(device), like
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._words = StreamWords()
 
@@ -33,8 +34,10 @@ class CardPieces:
             yield
         here.wait_stream(self._stream)
 
-    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Record what ``compute`` launches. RuntimeError, and nothing is recorded, where it asks the host for what a graph cannot give."""
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, what the current thread launches is recorded. RuntimeError, and nothing is recorded, where it asks the host for what a
+        graph cannot give."""
         torch.cuda.synchronize(self._device)
         gc.collect()
         torch.cuda.empty_cache()
@@ -42,19 +45,29 @@ class CardPieces:
             ask_for_room(self._device)
             self._begin()
             try:
-                made = compute()
+                yield
             except BaseException:
                 with suppress(RuntimeError):
-                    self._graphs[-1].capture_end()
+                    self._end()
                 self.close()
                 raise
-            self._graphs[-1].capture_end()
-        return made
+            self._end()
 
-    def cut(self) -> None:
-        """End a piece: what is launched next belongs to another one."""
-        self._graphs[-1].capture_end()
+    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What ``compute`` gives, whose launches are recorded; raises as :meth:`recording`."""
+        with self.recording():
+            return compute()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was recorded since the last cut."""
+        return has_recorded(self._stream.cuda_stream)
+
+    def cut(self) -> int:
+        """End a piece: what is launched next belongs to another one -> the number of the one that ended."""
+        self._end()
         self._begin()
+        return len(self._graphs) - 2
 
     def write_word(self, address: int, value: int) -> None:
         """See :class:`penstock.runtime.recorded.host_steps.Flags`."""
@@ -75,7 +88,12 @@ class CardPieces:
         torch.cuda.empty_cache()
 
     def _begin(self) -> None:
+        first = [graphs[0] for graphs in (self._graphs, [] if self._like is None else self._like._graphs) if graphs]
         graph = torch.cuda.CUDAGraph()
-        pool = self._graphs[0].pool() if self._graphs else None
         self._graphs.append(graph)
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=first[0].pool() if first else None, capture_error_mode="thread_local")
+
+    def _end(self) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # the last one, where nothing comes behind the last cut
+            self._graphs[-1].capture_end()

@@ -1,4 +1,4 @@
-"""Steps of one shape as one CUDA graph, copies and kernels: the host issues one launch in place of a thousand."""
+"""Steps of one shape, recorded: the host launches CUDA graphs in place of a thousand kernels, and copies between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Step
-from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.host_steps import Flags, HostSteps
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.slot_turns import SlotTurns
@@ -38,7 +38,7 @@ class GraphSteps:
     writes.
 
     ``fed_by`` has the model fed by another stream of weights inside: by ``rehearsal``, which moves nothing, and by ``stream``, which is
-    recorded into ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. ``host``
+    recorded by ``graph``. ``turns`` has the ring and the graph use the same slots in turn; None where no ring runs any more. ``host``
     computes units on the CPU. ``others`` record the same or nothing. Costs the activations of one step in memory of its own, and 8 bytes
     for each page of a row.
     """
@@ -46,7 +46,7 @@ class GraphSteps:
     def __init__(
         self,
         stepper: TabledStepper,
-        graph: CardGraph,
+        graph: CardPass,
         stream: RecordedStream,
         rehearsal: WeightStream,
         fed_by: Callable[[WeightStream], AbstractContextManager[object]],
@@ -82,8 +82,9 @@ class GraphSteps:
                 for _ in range(WARMED):
                     stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
             warmed = True
-            beside = nullcontext(self._stream) if self._host is None else self._host.computing(self._graph, self._stream)
-            hops = nullcontext(self._launched) if self._others is None else self._others.recording(self._graph)
+            flags: Flags = self._graph if self._stream.units else self._graph.pieces
+            beside = nullcontext(self._stream) if self._host is None else self._host.computing(flags, self._stream)
+            hops = nullcontext(self._launched) if self._others is None else self._others.recording(flags)
             with beside as fed, self._fed_by(fed), hops as self._launched, self._graph.recording():
                 self._logits = stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
         except RuntimeError as error:
@@ -109,9 +110,9 @@ class GraphSteps:
             tabled.fill(step, self._stepper.put)
             if self._host is not None:
                 self._host.begin_step()
+            self._stream.begin_launch(step.ends)
             self._graph.launch()
             self._launched()
-            self._stream.launched(step.ends)
             if step.ends and self.turns is not None:
                 self.turns.give()
         self.steps += 1

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
-
-import torch
 
 from penstock.planner.contract.decided.placement import Unit
 from penstock.runtime.memory.device import Event
@@ -17,27 +14,35 @@ class Copied(NamedTuple):
 
     unit: Unit
     nbytes: int
-    cleared: Event
-    """The kernels that read the slot's last unit."""
+    begin: Event
     end: Event
 
 
 @dataclass
 class Handover:
-    """Shared by all recordings that go on from each other. ``words``: int32, one a row, for each of the units that a pass begins with, and
-    for each chain of copies."""
+    """Shared by all recordings that go on from each other."""
 
-    words: torch.Tensor
-    names: Iterable[int | str]
-    before: list[Copied] = field(default_factory=list)
-    """Copies behind the last launch but one, which brought what the last one began with."""
-    behind: list[Copied] = field(default_factory=list)
-    """Copies behind the last launch."""
+    copies: list[Copied] = field(default_factory=list)
+    """That are not booked yet, in the order in which they come."""
+    there: dict[int, Event] = field(default_factory=dict)
+    """Of units that a pass begins with, by number: behind the last copy that a launch made of each."""
     ended: bool = False
-    """Whether no copies follow the last launch."""
+    """Whether the last launch copied nothing for a next one."""
     since_s: float = 0.0
     """When the first launch began since others had the slots."""
+    _over: int = 0
+    """So many of ``copies`` are over when the last launch is."""
 
-    def __post_init__(self) -> None:
-        self.word: dict[int | str, torch.Tensor] = dict(zip(self.names, self.words, strict=True))
-        """Of units that a pass begins with, and of chains."""
+    def begin_launch(self, ends: bool) -> None:
+        """It waits for all that was copied before."""
+        self.ended, self._over = ends, len(self.copies)
+
+    def brought(self, copied: Copied) -> None:
+        """The launch waits for this one, and so for those before it."""
+        self.copies.append(copied)
+        self._over = len(self.copies)
+
+    def take_over(self) -> list[Copied]:
+        """The last launch is over -> the copies that are over with it."""
+        over, self.copies, self._over = self.copies[: self._over], self.copies[self._over :], 0
+        return over

@@ -23,33 +23,20 @@ EXACTLY = 16
 
 
 class Recorder(Protocol):
-    """A stream of kernels and chains of copies while they are recorded; after each launch a point has a time. A chain's copies come one
-    after the other. Chains wait for nothing of each other; on an H200 they take the link in turns."""
+    """A stream of kernels and one of copies. While a pass is recorded, what is given here comes at each launch, in its place; else at once.
+    At each launch a point is anew, with its time."""
 
     @property
     def begin(self) -> Event: ...
     @property
     def results(self) -> Event: ...
-    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None: ...
-    def copy_event(self, chain: str) -> Event: ...
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None: ...
+    def copy_event(self) -> Event: ...
     def compute_event(self) -> Event: ...
-    def copy_waits(self, chain: str, event: Event) -> None: ...
+    def copy_waits(self, event: Event) -> None: ...
     def compute_waits(self, event: Event) -> None: ...
-    def words(self, count: int) -> torch.Tensor:
-        """Zeros, int32 [count, n]: a word a row, its first number, which card and host see."""
-
-    def compute_takes(self, word: torch.Tensor) -> None:
-        """Kernels recorded next begin once ``word`` is 1, and make it 0."""
-
-    def copies_take(self, chain: str, word: torch.Tensor) -> None:
-        """The same of copies."""
-
-    def follow(self, chain: str, event: Event) -> Event:
-        """Behind a launch: what ``chain`` is given next, not recorded, begins behind ``event`` of that launch, and behind all copies of the
-        chain -> the point where it begins."""
-
-    def give(self, chain: str, word: torch.Tensor) -> Event:
-        """Behind a launch: ``word`` becomes 1 when ``chain`` has copied all that it was given -> that point."""
+    def at_launch(self, act: Callable[[], None]) -> None:
+        """``act`` is called at each launch, in its place: what it gives here differs from launch to launch."""
 
     def wait_results(self) -> None:
         """Block until the last launch's kernels are over."""
@@ -67,14 +54,6 @@ class _Computed(NamedTuple):
     left: Event
     brought_by: str = "h2d"
     """What it waited for."""
-
-
-class _Next(NamedTuple):
-    """A unit that the next pass begins with, and the kernels that read its slot last in this one."""
-
-    number: int
-    chain: str
-    left: Event
 
 
 class Streamed(NamedTuple):
@@ -95,19 +74,14 @@ class Streamed(NamedTuple):
             copy(into[s.dst : s.dst + s.nbytes], self.source[s.src : s.src + s.nbytes])
 
 
-def chain_of(unit: Unit) -> str:
-    """The chain of copies that brings ``unit``."""
-    return unit.ring_class
-
-
 class RecordedStream:
     """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
-    A unit's copy is recorded when the unit that had its slot is left, and compute waits for it where it is entered. Units of one slot class
-    are a chain of copies. Copies for the next pass are the last of their chain. They are no part of what is recorded: each launch is
-    followed by them, so that the next one need not wait for all of them, and the link does not for it. A word a unit says that it has come,
-    and one a chain that all have. A launch that ends a run of them is followed by none: the link is free for whoever comes next. A stream
-    ``like`` another, over the same units and slots, goes on from its launches, and it from this one's.
+    A unit's copy comes when the unit that had its slot is left, and compute waits for it where it is entered. One stream makes all copies,
+    in that order: on H100s those of two streams, which wait in turns, took 3 to 6 % longer (docs/log.md, 2026-11-27). Those that the next
+    pass begins with are given in their places, and the next launch waits for each where its unit is entered. A launch that ends a run of
+    them leaves them out: the link is free for whoever comes next. A stream ``like`` another, over the same units and slots, goes on from
+    its launches, and it from this one's.
     """
 
     def __init__(
@@ -127,16 +101,10 @@ class RecordedStream:
         self._recorder, self._ledger, self._every, self._others = recorder, ledger, every, others
         self._arrived: dict[int, Event] = {}
         self._computed: list[_Computed] = []
-        self._copied: list[Copied] = []
-        self._next: list[_Next] = []
-        chains = dict.fromkeys(map(chain_of, self.units))
-        names: list[int | str] = [*self.rounds.first, *chains]
-        self._left: Handover = Handover(recorder.words(len(names)), names) if like is None else like._left
-        self._begun: set[str] = set()
-        """Chains of which a copy was recorded."""
+        self._left: Handover = Handover() if like is None else like._left
         self._launched = 0
         self._booked = True
-        self._like = _Spent(0.0, {}, 0.0, 0.0)
+        self._like = _Spent(0.0, {}, 0.0, 0, 0.0)
 
     @property
     def nbytes(self) -> int:
@@ -149,8 +117,8 @@ class RecordedStream:
         return self._slots[name][index]
 
     def begin_pass(self) -> None:
-        for found in (self._arrived, self._computed, self._copied, self._next, self._begun):
-            found.clear()
+        self._arrived.clear()
+        self._computed.clear()
 
     def enter(self, unit: Unit) -> Mapping[str, nn.Parameter]:
         i = self._index.get(unit)
@@ -159,26 +127,42 @@ class RecordedStream:
         if i in self._arrived:
             self._recorder.compute_waits(self._arrived[i])
         else:
-            self._recorder.compute_takes(self._left.word[i])
+            self._recorder.at_launch(partial(self._meet, i))
             self._arrived[i] = self._recorder.compute_event()
         return parameters(self._streamed[i].tensors, self.buffer(i))
+
+    def _meet(self, i: int) -> None:
+        """A launch comes to a unit that it begins with."""
+        if i in self._left.there:
+            self._recorder.compute_waits(self._left.there[i])
 
     def leave(self, unit: Unit) -> None:
         i = self._index.get(unit)
         if i is None:
             return
-        left, chain, coming = self._recorder.compute_event(), chain_of(unit), self.rounds.behind(i)
+        left, coming = self._recorder.compute_event(), self.rounds.behind(i)
         self._computed.append(_Computed(unit, self._arrived[i], left))
         if coming <= i:
-            self._next.append(_Next(coming, chain, left))
-            return
-        if chain not in self._begun:
-            self._begun.add(chain)
-            self._recorder.copies_take(chain, self._left.word[chain])
-        self._recorder.copy_waits(chain, left)
-        self._copy(chain, coming)
-        self._arrived[coming] = end = self._recorder.copy_event(chain)
-        self._copied.append(Copied(self._streamed[coming].unit, self._streamed[coming].nbytes, left, end))
+            self._recorder.at_launch(partial(self._bring_next, coming, left))
+        else:
+            copied = self._bring(coming, left)
+            self._arrived[coming] = copied.end
+            self._recorder.at_launch(partial(self._left.brought, copied))
+
+    def _bring_next(self, i: int, left: Event) -> None:
+        """A launch comes to where a unit is copied that the next one begins with."""
+        if not self._left.ended:
+            copied = self._bring(i, left)
+            self._left.there[i] = copied.end
+            self._left.copies.append(copied)
+
+    def _bring(self, i: int, left: Event) -> Copied:
+        """Copy the ``i``-th unit behind ``left``."""
+        one = self._streamed[i]
+        self._recorder.copy_waits(left)
+        begin = self._recorder.copy_event()
+        one.copy(self.buffer(i), self._recorder.copy)
+        return Copied(one.unit, one.nbytes, begin, self._recorder.copy_event())
 
     def point(self) -> Event:
         """Behind the kernels recorded so far."""
@@ -193,7 +177,6 @@ class RecordedStream:
 
     def all_there(self) -> None:
         """The next launch begins when what it begins with lies in the slots, whoever brought it."""
-        self._left.words.fill_(1)
         self._book_behind()
         self._left.ended, self._left.since_s = False, 0.0
 
@@ -202,24 +185,12 @@ class RecordedStream:
         """Units that lie in their slots when the last launch is over, and the copies behind it."""
         return () if self._left.ended else self.rounds.first
 
-    def launched(self, ends: bool = False) -> None:
-        """A recorded pass was launched; the one before was booked. Copies for the next one follow it, unless it ``ends`` a run of them:
-        then others have the slots before the next launch."""
+    def begin_launch(self, ends: bool = False) -> None:
+        """A recorded pass is launched next; the one before was booked. Copies for the one behind it come with it, unless it ``ends`` a run
+        of them: then others have the slots before the next launch."""
         self._launched += 1
-        self._booked, self._left.ended = False, ends
-        self._left.before, self._left.behind = self._left.behind, []
-        if ends:
-            return
-        for i, chain, left in self._next:
-            begin = self._recorder.follow(chain, left)
-            self._copy(chain, i)
-            end = self._recorder.give(chain, self._left.word[i])
-            self._left.behind.append(Copied(self._streamed[i].unit, self._streamed[i].nbytes, begin, end))
-        for chain in self._begun:
-            self._recorder.give(chain, self._left.word[chain])
-
-    def _copy(self, chain: str, i: int) -> None:
-        self._streamed[i].copy(self.buffer(i), partial(self._recorder.copy, chain))
+        self._booked = False
+        self._left.begin_launch(ends)
 
     def settle(self) -> float | None:
         """Book the pass that was launched last, once its results are there -> its seconds; None where there is nothing to book."""
@@ -228,12 +199,12 @@ class RecordedStream:
         self._booked = True
         self._recorder.wait_results()
         begun_s, over_s = (self._recorder.time_of(point) for point in (self._recorder.begin, self._recorder.results))
-        if self._launched % self._every == 1 or self._every == 1:
-            self._like = _Spent(
-                *self._book_compute(begun_s, over_s), self._book_copies([*self._left.before, *self._copied]), over_s - begun_s
-            )
+        copies = self._left.take_over()
+        nbytes = sum(one.nbytes for one in copies)
+        if self._launched % self._every == 1 or self._every == 1 or nbytes > self._like.nbytes:  # of a run's first one, others copied some
+            self._like = _Spent(*self._book_compute(begun_s, over_s), self._book_copies(copies), nbytes, over_s - begun_s)
         else:
-            self._book_alike(begun_s, over_s)
+            self._book_alike(begun_s, over_s, nbytes)
         self._left.since_s = self._left.since_s or begun_s
         if self._left.ended:
             self._book_first()
@@ -246,13 +217,13 @@ class RecordedStream:
 
     def _book_behind(self) -> None:
         self._recorder.wait()
-        self._book_copies(self._left.behind)
-        self._left.behind = []
+        self._book_copies(self._left.copies)
+        self._left.copies.clear()
 
     def _book_first(self) -> None:
         """What a run of launches began with: others brought it, right before the first one. Taken to be as fast as the copies of a pass."""
         nbytes = sum(self._streamed[i].nbytes for i in self.rounds.first)
-        seconds = self._like.copies_s * nbytes / self.nbytes if nbytes else 0.0
+        seconds = self._like.copies_s * nbytes / self._like.nbytes if self._like.nbytes else 0.0
         self._ledger.add("h2d", "pass", self._left.since_s - seconds, self._left.since_s, nbytes)
 
     def _book_compute(self, begun_s: float, over_s: float) -> tuple[float, dict[str, float]]:
@@ -274,20 +245,17 @@ class RecordedStream:
 
     def _book_copies(self, copies: Sequence[Copied]) -> float:
         """Seconds in which the link was busy with ``copies``, which are over."""
-        times = [(chain_of(one.unit), self._recorder.time_of(one.cleared), self._recorder.time_of(one.end)) for one in copies]
-        found = list(zip(moved(times), copies, strict=True))
-        idle_s, busy_s = min((start_s for (start_s, _), _ in found), default=0.0), 0.0
-        for (start_s, end_s), one in sorted(found, key=lambda pair: pair[0]):
-            self._ledger.waited("h2d", "compute", str(one.unit), idle_s, start_s)
-            busy_s += max(0.0, end_s - max(start_s, idle_s))
-            idle_s = max(idle_s, end_s)
-        since_s = 0.0
-        for (start_s, end_s), one in sorted(found, key=lambda pair: pair[0][1]):
-            self._ledger.add("h2d", str(one.unit), min(max(start_s, since_s), end_s), end_s, one.nbytes)
-            since_s = end_s  # one span after the other, also of what was copied at the same time
+        idle_s, busy_s = None, 0.0
+        for one in copies:
+            begin_s, end_s = self._recorder.time_of(one.begin), self._recorder.time_of(one.end)
+            if idle_s is not None:
+                self._ledger.waited("h2d", "compute", str(one.unit), idle_s, begin_s)
+            self._ledger.add("h2d", str(one.unit), begin_s, end_s, one.nbytes)
+            busy_s += end_s - begin_s
+            idle_s = end_s
         return busy_s
 
-    def _book_alike(self, begun_s: float, over_s: float) -> None:
+    def _book_alike(self, begun_s: float, over_s: float, nbytes: int) -> None:
         """A pass whose parts took the same shares of it as those of the last one that was read."""
         scale = (over_s - begun_s) / self._like.pass_s if self._like.pass_s else 0.0
         compute_s, copies_s = self._like.compute_s * scale, self._like.copies_s * scale
@@ -296,20 +264,9 @@ class RecordedStream:
         for source, waited_s in self._like.waits.items():
             self._ledger.waited("compute", source, "pass", since_s, since_s + waited_s * scale)
             since_s += waited_s * scale
-        if copied := [*self._left.before, *self._copied]:
-            self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, sum(one.nbytes for one in copied))
+        if nbytes:
+            self._ledger.add("h2d", "pass", begun_s, begun_s + copies_s, nbytes)
             self._ledger.waited("h2d", "compute", "pass", begun_s + copies_s, over_s)
-
-
-def moved(copies: Sequence[tuple[str, float, float]]) -> list[tuple[float, float]]:
-    """Begin and end of ``copies``, each a chain, when its slot was cleared and when it ended: a chain's copies come one after the other."""
-    over: dict[str, float] = {}
-    found = []
-    for chain, cleared_s, end_s in copies:
-        start_s = min(end_s, max(cleared_s, over.get(chain, cleared_s)))
-        over[chain] = end_s
-        found.append((start_s, end_s))
-    return found
 
 
 class _Spent(NamedTuple):
@@ -317,4 +274,6 @@ class _Spent(NamedTuple):
     waits: Mapping[str, float]
     """Seconds in which compute waited, by what it waited for."""
     copies_s: float
+    nbytes: int
+    """Copied meanwhile."""
     pass_s: float

@@ -21,7 +21,7 @@ class Launched(Protocol):
         """The next launch begins behind what the weights' copy stream was given."""
 
     def yield_copies(self) -> None:
-        """What the weights' copy stream is given next begins when the last launch is over, and the copies behind it."""
+        """What the weights' copy stream is given next begins when the last launch is over."""
 
 
 class SlotTurns:

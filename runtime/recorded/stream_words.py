@@ -1,4 +1,5 @@
-"""Words of memory that a card's stream writes and waits for, by the driver: torch has no name for them."""
+"""What is asked of the driver about streams that are recorded, where torch has no name for it: words that they write and wait for, and
+whether anything was recorded."""
 
 from __future__ import annotations
 
@@ -30,3 +31,13 @@ class StreamWords:
         code = call(ctypes.c_void_p(stream), ctypes.c_uint64(address), ctypes.c_uint32(value), ctypes.c_uint(flags))
         if code:
             raise RuntimeError(f"{name}: CUDA error {code}")
+
+
+def has_recorded(stream: int) -> bool:
+    """Whether a stream that is being recorded was given anything since that began. RuntimeError where the driver refuses."""
+    status, count = ctypes.c_int(), ctypes.c_size_t()
+    call = ctypes.CDLL(_DRIVER).cuStreamGetCaptureInfo_v2
+    code = call(ctypes.c_void_p(stream), ctypes.byref(status), None, None, None, ctypes.byref(count))
+    if code:
+        raise RuntimeError(f"cuStreamGetCaptureInfo: CUDA error {code}")
+    return count.value > 0

@@ -90,11 +90,11 @@ import sys
 import torch
 
 from penstock.runtime.memory.device import CudaDevice
-from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.card_pieces import CardPieces
 
 card, held = CudaDevice(0), []
-graph, pieces = CardGraph(card, ["ffn"]), CardPieces(card.device)
+graph, pieces = CardPass(card), CardPieces(card.device)
 whole = torch.cuda.get_device_properties(0).total_memory
 torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved(0) + (32 << 20)) / whole)
 try:

@@ -63,7 +63,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setattr(torch, "zeros", lambda *a, pin_memory=False, **more: zeros(*a, **more))
     for module in (recorded_side, step_recording):
         monkeypatch.setattr(module, "CudaDevice", Card)
-    monkeypatch.setattr(recorded_side, "CardGraph", Graph)
+    monkeypatch.setattr(recorded_side, "CardPass", Graph)
     monkeypatch.setattr(open_session, "open_kernel", lambda *_: Kernel())
     yield Card()
 

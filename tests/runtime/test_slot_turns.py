@@ -20,7 +20,7 @@ from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.moving.dram_side import DramTier
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
-from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed, moved
+from penstock.runtime.recorded.recorded_stream import RecordedStream, Streamed
 from penstock.runtime.recorded.slot_turns import SlotTurns
 from tests.support import HostCopier
 
@@ -33,31 +33,16 @@ class PlayedGraph:
     begin = results = 0.0
     copies = 0
 
-    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self.copies += 1
         dst.copy_(src)
 
-    def copy_event(self, chain: str) -> float:
+    def copy_event(self) -> float:
         return time.perf_counter()
 
-    def copy_waits(self, chain: str, event: float) -> None: ...
-    def words(self, count: int) -> torch.Tensor:
-        return torch.zeros(count, 1, dtype=torch.int32)
-
-    def compute_takes(self, word: torch.Tensor) -> None:
-        assert int(word) == 1, "compute would wait for a copy that nobody makes"
-        word.zero_()
-
-    def copies_take(self, chain: str, word: torch.Tensor) -> None:
-        self.compute_takes(word)
-
-    def follow(self, chain: str, event: float) -> float:
-        return self.copy_event(chain)
-
-    def give(self, chain: str, word: torch.Tensor) -> float:
-        assert int(word) == 0, "compute did not wait for this unit's last copy"
-        word.fill_(1)
-        return self.copy_event(chain)
+    def copy_waits(self, event: float) -> None: ...
+    def at_launch(self, act: Callable[[], None]) -> None:
+        act()
 
     def compute_event(self) -> float:
         return time.perf_counter()
@@ -121,13 +106,13 @@ class Rig:
     def launched_as_a_whole(self, ends: bool = False) -> None:
         self.turns.take()
         before, first = self.graph.copies, len(self.recorded.rounds.first)
+        self.recorded.begin_launch(ends)
         self.recorded.begin_pass()
         for i, unit in enumerate(self.recorded.units):
             assert torch.equal(self.recorded.buffer(i), self.dram.bytes[unit])
             self.recorded.enter(unit)
             self.recorded.leave(unit)
         self.recorded.end_pass()
-        self.recorded.launched(ends)
         assert self.graph.copies - before == len(self.recorded.units) - ends * first
         if ends:
             self.turns.give()
@@ -156,7 +141,7 @@ def test_nothing_passes_the_link_twice_where_launches_change(kinds: str) -> None
     from_dram = {tensor.data_ptr() for tensor in rig.dram.bytes.values()}
     counted, passes = Counted(from_dram), 8
     rig.device.copy = counted.over(rig.device.copy)  # type: ignore[method-assign]
-    rig.graph.copy = counted.behind(rig.graph.copy)  # type: ignore[method-assign]
+    rig.graph.copy = counted.over(rig.graph.copy)  # type: ignore[method-assign]
     with rig.started():
         for _ in range(passes):
             rig.launched_as_a_whole()
@@ -177,9 +162,6 @@ class Counted:
             copy(dst, src)
 
         return counted
-
-    def behind(self, copy: Callable[[str, torch.Tensor, torch.Tensor], None]) -> Callable[[str, torch.Tensor, torch.Tensor], None]:
-        return lambda chain, dst, src: self.over(partial(copy, chain))(dst, src)
 
 
 def test_without_streamed_units_there_is_nothing_to_take() -> None:
@@ -209,22 +191,18 @@ class LoggedGraph(PlayedGraph):
     def compute_event(self) -> str:
         return self.left
 
-    def copy_waits(self, chain: str, event: str) -> None:
+    def copy_waits(self, event: str) -> None:
         self._behind = event
 
-    def follow(self, chain: str, event: str) -> float:
-        self._behind = event
-        return self.copy_event(chain)
-
-    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         self._log.append((str(self._units[int(src[0]) - 1]), self._behind))
         dst.copy_(src)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int) -> None:
-    """In each chain the same units come in the same order, each behind the same unit. Units that the CPU computes stand between those
-    that stream, and take part in neither."""
+    """The same units come in the same order, each behind the same unit. Units that the CPU computes stand between those that stream, and
+    take part in neither."""
     choose = random.Random(seed)
     kinds = [choose.choice("af") for _ in range(choose.randint(1, 12))]
     units = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)]
@@ -244,6 +222,7 @@ def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int
     stream.all_there()
     for _ in range(2):
         feed.begin_pass()
+        stream.begin_launch()
         stream.begin_pass()
         for unit in units:
             assert feed.ready(unit)
@@ -253,11 +232,8 @@ def test_a_simulated_step_copies_what_a_recorded_one_does_when_it_does(seed: int
             feed.leave(unit)
             stream.leave(unit)
         stream.end_pass()
-        stream.launched()
-    for kind in ("attn", "ffn"):
-        chains = [[(came, left) for came, left in log if came.startswith(kind)] for log in (simulated, recorded)]
-        assert chains[0] == chains[1]
-    assert len(simulated) == len(recorded) == 2 * len(streamed)
+    assert simulated == recorded
+    assert len(recorded) == 2 * len(streamed)
 
 
 class TimedGraph(PlayedGraph):
@@ -281,12 +257,45 @@ def test_a_pass_that_is_not_read_waited_for_what_the_last_one_waited_for() -> No
     stream.handed_over(Unit("ffn", 0), asked, stream.point())
     graph.results = graph.compute_event() + 1.0
     for passes in (1, 2):
-        stream.launched()
+        stream.begin_launch()
         assert stream.settle() == 4.0
         assert ledger.waits() == {"cpu": float(passes)}
 
 
-def test_chains_of_copies_are_at_work_at_once_and_the_link_is_busy_once() -> None:
-    """A chain's copy begins when its slot is cleared and the one before it is over; other chains do not count."""
-    copies = [("attn", 1.0, 3.0), ("ffn", 1.0, 9.0), ("attn", 2.0, 4.0), ("attn", 6.0, 7.0)]
-    assert moved(copies) == [(1.0, 3.0), (1.0, 9.0), (3.0, 4.0), (6.0, 7.0)]
+class ClockedGraph(PlayedGraph):
+    """Each copy takes a second, and kernels none."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
+        self._now += 1.0
+
+    def copy_event(self) -> float:
+        return self._now
+
+    compute_event = copy_event
+
+
+@pytest.mark.parametrize("kinds", ["aaffff", "affffa", "afafaf", "ffa"])
+def test_each_copy_is_booked_once_whichever_pass_it_is_for(kinds: str) -> None:
+    """Between those of a pass come some that the next one begins with."""
+    units, graph, ledger = [Unit({"a": "attn", "f": "ffn"}[kind], i) for i, kind in enumerate(kinds)], ClockedGraph(), Ledger()
+    dram, slots = Still(units), {n: [torch.zeros(NBYTES, dtype=torch.uint8)] for n in ("attn", "ffn")}
+    piece = (Segment(0, 0, NBYTES),)
+    stream = RecordedStream([Streamed(u, dram.bytes[u], piece, ()) for u in units], slots, graph, ledger, every=1)
+    stream.all_there()
+    for number in range(1, 4):
+        stream.begin_launch()
+        stream.begin_pass()
+        graph.begin = graph.compute_event()
+        for unit in units:
+            stream.enter(unit)
+            stream.leave(unit)
+        graph.results = graph.compute_event()
+        stream.settle()
+        assert ledger.totals()["h2d"].bytes >= NBYTES * (number * len(units) - len(stream.rounds.first)), "all that the launch waited for"
+    stream.finish()
+    total = ledger.totals()["h2d"]
+    assert (total.bytes, total.busy_s) == (3 * NBYTES * len(units), 3.0 * len(units))
+    assert "compute" not in ledger.waits(), "the link never rests"

@@ -132,9 +132,8 @@ class ResidentFeed:
 
 
 class RecordedFeed:
-    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left. Copies of one
-    slot class come in the order in which they were recorded. Those of two classes take the link in turns, whole units, the one first that
-    was free to begin first. A step's last copies are for the next one, which waits for each where it is used.
+    """A recorded step's units come as it was recorded: the copy into a slot is queued when the unit that lay there is left, behind all that
+    were queued before. Some are for the next step, which waits for each where it is used.
 
     Seconds of the change from the ring to recorded steps are those of copying their first units, whatever the ring has there.
     """

@@ -22,7 +22,7 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.model.binding import WeightStream
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.recorded.card_graph import CardGraph
+from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.graph_steps import GraphSteps
 from penstock.runtime.recorded.host_steps import HostSteps, host_unit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
@@ -114,7 +114,7 @@ def test_an_interrupt_while_card_and_cpu_compute_ends_both(unlocked: None, in_tu
     with HostPool(2) as pool:
         host, feeding = HostSteps(pool, units, 1, HostCopier(), ledger, in_turn), list[WeightStream]()
         fed_by = cast(Any, lambda weights: nullcontext(feeding.append(weights)))
-        steps = GraphSteps(cast(TabledStepper, stepper), cast(CardGraph, card), stream, stream, fed_by, None, host)
+        steps = GraphSteps(cast(TabledStepper, stepper), cast(CardPass, card), stream, stream, fed_by, None, host)
         steps.capture(step)
         assert steps.refused is None and steps.serves(step)
         assert len(card.acts) == UNITS * (3 + in_turn), "words of a unit"

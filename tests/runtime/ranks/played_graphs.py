@@ -159,20 +159,24 @@ class Pieces:
 
 
 class Graph:
-    """``recorded.card_graph.CardGraph``, whose kernels and chains of copies come in the order in which they were recorded."""
+    """``recorded.card_pass.CardPass``, whose kernels and copies come in the order in which they were recorded."""
 
     begin: Point
     results: Point
     made = launched = 0
     """By this process."""
 
-    def __init__(self, card: Card, chains: Sequence[str], like: Graph | None = None):
+    def __init__(self, card: Card, like: Graph | None = None):
         self._recorded: Operators | None = None
         self._number, Graph.made = Graph.made, Graph.made + 1
 
     @contextmanager
     def warming(self) -> Iterator[None]:
         yield
+
+    @property
+    def pieces(self) -> Graph:
+        return self
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -206,7 +210,7 @@ class Graph:
         for act in self._recorded.acts:
             act()
 
-    def copy(self, chain: str, dst: torch.Tensor, src: torch.Tensor) -> None:
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         if Operators.going:
             self._act(lambda: dst.copy_(src))
         else:
@@ -214,34 +218,21 @@ class Graph:
 
     def compute_event(self) -> Point:
         point = Point()
-        self._act(point.come)
+        if Operators.going:
+            self._act(point.come)
         return point
 
-    def copy_event(self, chain: str) -> Point:
+    def copy_event(self) -> Point:
         return self.compute_event()
 
-    def copy_waits(self, chain: str, event: Point) -> None:
+    def copy_waits(self, event: Point) -> None:
         """It comes behind it."""
 
     def compute_waits(self, event: Point) -> None:
         """It comes behind it."""
 
-    def words(self, count: int) -> torch.Tensor:
-        return torch.zeros((count, 16), dtype=torch.int32)
-
-    def compute_takes(self, word: torch.Tensor) -> None:
-        self.wait_word(word.data_ptr(), 1)
-        self.write_word(word.data_ptr(), 0)
-
-    def copies_take(self, chain: str, word: torch.Tensor) -> None:
-        self.compute_takes(word)
-
-    def follow(self, chain: str, event: Point) -> Point:
-        return Point()
-
-    def give(self, chain: str, word: torch.Tensor) -> Point:
-        ctypes.c_int32.from_address(word.data_ptr()).value = 1
-        return Point()
+    def at_launch(self, act: Callable[[], None]) -> None:
+        self._act(act)
 
     def write_word(self, address: int, value: int) -> None:
         self._act(written(address, value))
@@ -273,7 +264,7 @@ def main() -> None:
     played_cards.HostCopier = recorded_side.CudaDevice = step_recording.CudaDevice = Card  # type: ignore[misc,assignment,attr-defined]
     if "DISAGREES" in os.environ:
         recorded_side.disagreement = _disagrees  # type: ignore[assignment]
-    recorded_side.CardGraph = Graph  # type: ignore[misc,assignment]
+    recorded_side.CardPass = Graph  # type: ignore[misc,assignment]
     step_recording.CardPieces = Pieces  # type: ignore[misc,assignment]
     open_session.open_kernel = lambda *_: Kernel()  # type: ignore[assignment]
     played_cards.main("tests.runtime.ranks.played_graphs")
