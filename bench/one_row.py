@@ -1,11 +1,11 @@
-"""A decode step of one row that streams, each time in a process of its own: launched kernel by kernel, and recorded as one CUDA graph.
+"""A decode step of one row that streams, each time in a process of its own: launched kernel by kernel, and recorded.
 
     python bench/one_row.py work=/dev/shm/penstock out=one_row.json [model=llama8b vram=6GiB steps=16 rounds=3 cases=planned,recorded]
 
 Each case is run in turns, `rounds` times, over its plan's bytes / what copies out of the run's own DRAM give afterwards:
 
     planned: as the plan has it
-    recorded: one CUDA graph, copies and all
+    recorded: CUDA graphs, and copies between them
 
 `vram=6GiB,13GiB` compares several budgets.
 """

@@ -355,7 +355,7 @@ STUDIES: Mapping[str, Study] = {
         zoo_table, no_target, "zoo.py"),
     "one_row": Study(
         "Steps launched and recorded",
-        "A step of one row that streams, as the plan has it and recorded as one CUDA graph, in turns, each in a process of its own. The "
+        "A step of one row that streams, as the plan has it and recorded, in turns, each in a process of its own. The "
         "limit is its bytes over what copies out of the run's own DRAM give afterwards.",
         rows_table, rows_checks, "one_row.py"),
     "waits": Study(

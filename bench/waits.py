@@ -11,8 +11,10 @@ turns, `passes` of each behind one that warms up; medians, in GB/s, beside copie
     words here   the same by words in VRAM
     graph words, graph words here    the kernels and their waits are a CUDA graph; copies are given behind its launch
     graph ring   as graph words, and a copy waits for a point of the graph, as ring's for a kernel
-    graph        copies, kernels and waits are one CUDA graph, a copy behind the kernel as ring's: what recorded steps do
+    graph        copies, kernels and waits are one CUDA graph, a copy behind the kernel as ring's
     pieces       as ring, and each kernel is a CUDA graph of its own: all waits lie outside
+    two alone    copies alone, on two streams in turns
+    two rings    as ring, on two streams of copies in turns: what recorded steps did, which are slower
 
 Needs a card.
 """
@@ -56,6 +58,8 @@ class Copying:
         self._into = torch.empty(4 * nbytes, dtype=torch.uint8, device=self._card)
         self._row = torch.ones(1024, device=self._card)
         self._copies, self._kernels = torch.cuda.Stream(self._card), torch.cuda.Stream(self._card)
+        self._other = torch.cuda.Stream(self._card)
+        """Of copies, where these take two."""
         self._drive = StreamWords()
         self._there = torch.zeros((copies, STRIDE), dtype=torch.int32, pin_memory=True)
         self._here = torch.zeros((copies, STRIDE), dtype=torch.int32, device=self._card)
@@ -73,6 +77,8 @@ class Copying:
             "graph ring": self._behind_points,
             "graph": partial(self._launch, "whole", self._forked),
             "pieces": partial(self._events, True, partial(self._launch, "piece", self._compute)),
+            "two alone": partial(self._alone, True),
+            "two rings": partial(self._events, True, other=True),
         }
 
     def gbps(self, way: Callable[[], None]) -> float:
@@ -87,22 +93,26 @@ class Copying:
         at, to = number % 2 * self._nbytes, number % 4 * self._nbytes
         self._into[to : to + self._nbytes].copy_(self._source[at : at + self._nbytes], non_blocking=True)
 
-    def _alone(self) -> None:
-        with torch.cuda.stream(self._copies):
-            for number in range(self._count):
+    def _stream(self, number: int, other: bool) -> torch.cuda.Stream:
+        return self._other if other and number % 2 else self._copies
+
+    def _alone(self, other: bool = False) -> None:
+        for number in range(self._count):
+            with torch.cuda.stream(self._stream(number, other)):
                 self._copy(number)
 
     def _compute(self) -> None:
         self._row.mul_(1.0)
 
-    def _events(self, ring: bool = False, compute: Callable[[], None] | None = None) -> None:
+    def _events(self, ring: bool = False, compute: Callable[[], None] | None = None, other: bool = False) -> None:
         computed: list[torch.cuda.Event] = []
         for number in range(self._count):
-            with torch.cuda.stream(self._copies):
+            copies = self._stream(number, other)
+            with torch.cuda.stream(copies):
                 if ring and number >= SLOTS:
-                    self._copies.wait_event(computed[number - SLOTS])
+                    copies.wait_event(computed[number - SLOTS])
                 self._copy(number)
-                event = self._copies.record_event()
+                event = copies.record_event()
             with torch.cuda.stream(self._kernels):
                 self._kernels.wait_event(event)
                 (compute or self._compute)()

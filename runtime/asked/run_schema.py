@@ -53,8 +53,8 @@ class EngineConfig:
     to what the model computes in first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give
     BF16's bits. Where any are multiplied as stored, attention of few tokens is not torch's either."""
     graphs: bool | None = None
-    """Record a decode step as one CUDA graph, and launch that; true: wherever its weights lie in VRAM or DRAM; false: launch kernel after
-    kernel; null: as the plan has it, which launches where the link binds by far, since copies in a graph are slower."""
+    """Record a decode step as CUDA graphs, and launch those; true: wherever its weights lie in VRAM or DRAM; false: launch kernel after
+    kernel; null: as the plan has it, which launches where the link binds by far."""
 
 
 @dataclass

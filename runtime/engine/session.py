@@ -145,7 +145,7 @@ class Session:
         self.loaded = self.engine.loading.arrived()
         why, gpu = self.engine.recording.launched_because, self.plan.hardware.gpu
         if why is not None and gpu is not None and gpu.layer_kernels_s:
-            self.launched = f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}"
+            self.launched = f"a decode step is launched kernel by kernel, not recorded: {why}"
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
         if self.drafter is not None and largest is not None:
             self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.chunk_tokens(len(largest.prompts))))

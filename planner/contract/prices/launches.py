@@ -212,9 +212,9 @@ def keeps_link_busier(hardware: HardwareProfile, placement: Placement) -> bool:
     share a host (``price.SHARED``). Not where the CPU computes units, which a recorded step hands over, nor of several ranks, whose hops it
     holds.
 
-    Copies that a CUDA graph holds are slower: of 8B in BF16 on H200s they reach 0.94 to 0.988 of what the link gives, by how its process
-    happened to begin, and those that are launched 0.993 to 0.996 (`bench/one_row.py`). Copies given behind a graph whose kernels wait for
-    words are slower still, 0.91 (docs/log.md, 2026-11-27).
+    Fitted when a CUDA graph held the copies: of 8B in BF16 on H200s they reached 0.94 to 0.988 of what the link gives, by how its process
+    happened to begin, and those that are launched 0.993 to 0.996 (`bench/one_row.py`). Copies between graphs, on one stream, come as fast
+    as those on an H100 (docs/log.md, 2026-11-27); until an H200 says so, too, the rule stays.
     """
     if hardware.gpu is None or placement.model.dealt is not None or placement.host_units:
         return False

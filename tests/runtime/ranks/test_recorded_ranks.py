@@ -113,7 +113,7 @@ def test_what_one_rank_cannot_do_no_rank_does(fault: str, tmp_path: Path) -> Non
             assert "CUDA error: operation not permitted" in one["graphs"]["refused"]
             assert one["handed"] == {"steps": DECODED, "refused": None}
     if why is not None:
-        assert found["launched"].startswith(f"a decode step is launched kernel by kernel, not as one CUDA graph: {why}")
+        assert found["launched"].startswith(f"a decode step is launched kernel by kernel, not recorded: {why}")
     else:
         assert found["launched"] is None
     assert computed(found) == [beside * 2 * FFN_BYTES] * 2
