@@ -95,21 +95,24 @@ def replay(
 
 
 def replay_belady(routings: Routings, advance: Advance = lambda tokens: None) -> Kept:
-    """The most that any policy could find in slots, knowing what comes: those stay whose next use comes first."""
-    experts = routings.experts[routings.decode].astype(np.intp)
+    """The most that any policy could find in slots, knowing what comes: those stay whose next use in a decode step comes first. What a
+    prompt between steps uses passes through the slots, and may stay, as in :func:`replay`: until then it need not be held."""
+    passed = [_passed(routings, *at) for at in passes(routings)]
+    decode = [bool(routings.decode[first]) for first, _ in passes(routings)]
     coming = np.full((routings.layers, routings.count), np.inf)
-    after = np.empty(experts.shape)
-    for t in range(len(experts) - 1, -1, -1):
-        after[t] = np.take_along_axis(coming, experts[t], 1)
-        np.put_along_axis(coming, experts[t], t, 1)
+    after: list[np.ndarray] = []
+    for t in range(len(passed) - 1, -1, -1):
+        after.append(np.take_along_axis(coming, passed[t], 1))
+        np.put_along_axis(coming, passed[t], t if decode[t] else np.inf, 1)
     stack, histogram = Stack(routings.layers, routings.count), np.zeros(routings.count + 1, np.int64)
-    never = len(experts) + 1.0
+    never = len(passed) + 1.0
     stack.visit(-np.minimum(coming, never), np.tile(np.arange(routings.count), (routings.layers, 1)))  # a prompt left the best
-    for t, used in enumerate(experts):
-        np.put_along_axis(coming, used, after[t], 1)
+    for used, scored, then in zip(passed, decode, reversed(after), strict=True):
+        np.put_along_axis(coming, used, then, 1)
         depth = stack.visit(-np.minimum(coming, never), used)
-        histogram += np.bincount(np.take_along_axis(depth, used, 1).ravel(), minlength=routings.count + 1)
-        advance(1)
+        if scored:
+            histogram += np.bincount(np.take_along_axis(depth, used, 1).ravel(), minlength=routings.count + 1)
+            advance(1)
     return _kept(histogram, routings)
 
 
@@ -138,10 +141,23 @@ def _act(routings: Routings, policy: ExpertPolicy) -> Iterator[Visits]:
             for first in range(start, end, BLOCK_TOKENS):
                 yield _decode(routings, policy, stack, first, min(first + BLOCK_TOKENS, end))
         else:
-            used = routings.experts[start:end].astype(np.intp).swapaxes(0, 1).reshape(routings.layers, -1)
             for layer in range(routings.layers):
                 policy.study(layer, routings.experts[start:end, layer].astype(np.intp))
-            stack.visit(np.stack([policy.worth(layer) for layer in range(routings.layers)]), used)
+            stack.visit(np.stack([policy.worth(layer) for layer in range(routings.layers)]), _passed(routings, start, end))
+
+
+def _passed(routings: Routings, start: int, end: int) -> np.ndarray:
+    """[layers, tokens * top_k]: experts of a pass over a prompt, those of several tokens as often."""
+    return routings.experts[start:end].astype(np.intp).swapaxes(0, 1).reshape(routings.layers, -1)
+
+
+def passes(routings: Routings) -> Iterator[tuple[int, int]]:
+    """First token and the one after the last of each prompt and each decode step."""
+    begins = routings.decode.copy()
+    begins[0] = True
+    begins[1:] |= routings.decode[:-1] | (np.diff(routings.prompt) != 0)
+    bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
+    yield from zip(bounds, bounds[1:], strict=False)
 
 
 def _runs(routings: Routings) -> Iterator[tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ from penstock.planner.contract.experts.host_split import HostSplit
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
 from penstock.planner.contract.given.model import SECOND_TIER, Experts
-from penstock.planner.replay.replayed import hit_curve
+from penstock.planner.replay.replayed import hit_curve, passes
 
 SPLITS = ((1 / 4, 1 / 2), (3 / 8, 1 / 4))
 """Shares of all experts that VRAM and DRAM keep while the weight is measured, either the larger once. Of the pairs tried, these predicted
@@ -113,15 +113,6 @@ def settle(cache: ExpertCache, layer: int, expert: int) -> None:
     """``expert`` was used: what ``cache`` evicts for it leaves its slot."""
     for slot in cache.settle(layer, expert):
         cache.give_back(slot)
-
-
-def passes(routings: Routings) -> Iterator[tuple[int, int]]:
-    """First token and the one after the last of each prompt and each decode step."""
-    begins = routings.decode.copy()
-    begins[0] = True
-    begins[1:] |= routings.decode[:-1] | (np.diff(routings.prompt) != 0)
-    bounds = [*np.flatnonzero(begins).tolist(), len(begins)]
-    yield from zip(bounds, bounds[1:], strict=False)
 
 
 def _beginning(routings: Routings, steps: int) -> Routings:
