@@ -40,7 +40,7 @@ class CardPass:
         self._kernels: torch.cuda.Stream = torch.cuda.Stream(card.device) if like is None else like._kernels
         self._copy = BareCopies(card.copies.cuda_stream)
         self.pieces: CardPieces = CardPieces(card.device, self._kernels, None if like is None else like.pieces)
-        """Words that these are given are part of a graph: a word takes less time there, and copies, if there are any, more."""
+        """Words that these are given are nodes of a graph, where they take less time than between two."""
         self._acts: list[Callable[[], object]] = []
         """Of a launch, in order."""
         self._recording = False

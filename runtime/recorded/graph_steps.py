@@ -82,9 +82,9 @@ class GraphSteps:
                 for _ in range(WARMED):
                     stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
             warmed = True
-            flags: Flags = self._graph if self._stream.units else self._graph.pieces
+            flags: Flags = self._graph if self._stream.units else self._graph.pieces  # beside copies as a card has measured them
             beside = nullcontext(self._stream) if self._host is None else self._host.computing(flags, self._stream)
-            hops = nullcontext(self._launched) if self._others is None else self._others.recording(flags)
+            hops = nullcontext(self._launched) if self._others is None else self._others.recording(self._graph.pieces)
             with beside as fed, self._fed_by(fed), hops as self._launched, self._graph.recording():
                 self._logits = stepper.compute_tabled(step, tabled.tables, tabled.numbers, tabled.every)
         except RuntimeError as error:
