@@ -358,6 +358,11 @@ STUDIES: Mapping[str, Study] = {
         "A step of one row that streams, as the plan has it and recorded, in turns, each in a process of its own. The "
         "limit is its bytes over what copies out of the run's own DRAM give afterwards.",
         rows_table, rows_checks, "one_row.py"),
+    "prompt_graphs": Study(
+        "A resident prompt as CUDA graphs",
+        "All in VRAM. Launched kernel by kernel, and as a graph between the attention of one layer and that of the next, in turns: seconds of "
+        "a pass over those of its kernels.",
+        rows_table, rows_checks, "prompt_graphs.py"),
     "waits": Study(
         "Copies beside kernels that wait",
         "What the link gives copies while a stream of kernels waits for them by events, by words, or inside a CUDA graph. The limit is "

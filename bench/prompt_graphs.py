@@ -1,0 +1,208 @@
+"""A resident prompt launched kernel by kernel, and as a CUDA graph between the attention of one layer and that of the next: whether prompts
+are worth recording (issue 23: compute binds there, and on several cards launches do).
+
+    python bench/prompt_graphs.py work=/dev/shm/penstock out=prompt_graphs.json [model=llama8b layers=16] [tokens=128,512,2048] [passes=12]
+
+Attention stays launched: how much lies before a part differs from pass to pass. A graph holds what has the same shapes in all of them. For
+each number of tokens, launched and recorded in turns: wall seconds of a pass over the sum of its kernels' seconds by the profiler, and the
+host's seconds until all is launched. `behind=N` puts so many tokens before them. Logits are held to those of the launched pass.
+
+Needs a card.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from bench.cases import Row, run_cases  # noqa: E402
+from bench.host_products import bare_machine  # noqa: E402
+from bench.keys import given_of, read_values  # noqa: E402
+from bench.link import Bench  # noqa: E402
+from bench.worker import Trial, opened  # noqa: E402
+from penstock import solve  # noqa: E402
+from penstock.planner.common.errors import UserError  # noqa: E402
+from penstock.runtime.engine.session import Session  # noqa: E402
+from penstock.runtime.kv.attention.paged_attention import PagedAttention  # noqa: E402
+from penstock.runtime.kv.batch.kv_sequence import KvSequence  # noqa: E402
+from penstock.runtime.kv.batch.row_parts import own_forward  # noqa: E402
+from penstock.runtime.model.fused.direct import ATTENDS  # noqa: E402
+from penstock.runtime.model.rows import RowKind, Step  # noqa: E402
+from penstock.runtime.recorded.card_pieces import CardPieces  # noqa: E402
+from penstock.runtime.store.decoder import decoder_layers  # noqa: E402
+
+KEYS = ("work", "out", "model", "layers", "tokens", "behind", "passes")
+NEARLY = 0.02
+"""Of the largest logit: matrices of another memory may be multiplied in another order."""
+
+
+class Pieces(Protocol):
+    """``CardPieces`` fits."""
+
+    def recording(self) -> Any: ...
+    def cut(self) -> int: ...
+    def launch(self, number: int) -> None: ...
+
+
+class Asked:
+    """What a layer's attention was asked with when it was recorded, and where what it says is read from."""
+
+    def __init__(self, module: nn.Module, states: Sequence[torch.Tensor], more: Mapping[str, Any], said: torch.Tensor):
+        self.module, self.states, self.more, self.said = module, states, more, said
+
+
+class RecordedLayers:
+    """The layers of a resident model over passes of as many tokens as the first one that comes after :meth:`record`."""
+
+    def __init__(self, layers: Sequence[nn.Module], attention: PagedAttention, pieces: Pieces):
+        self._layers, self._attention, self._pieces = layers, attention, pieces
+        self._own = [own_forward(layer) for layer in layers]
+        self._asked: list[Asked] = []
+        self._given: tuple[torch.Tensor, ...] = ()
+        self._made = torch.empty(0)
+        self._open = ExitStack()
+
+    def record(self, run: Callable[[], object]) -> None:
+        """``run`` is a pass: its layers are recorded, and what it says means nothing."""
+        attending = [module for layer in self._layers for module in layer.modules() if hasattr(module, ATTENDS)]
+        for number, layer in enumerate(self._layers):
+            layer.forward = partial(self._record, number)
+        for module in attending:
+            setattr(module, ATTENDS, self._cut)
+        try:
+            with self._open:
+                run()
+        finally:
+            for module in attending:
+                setattr(module, ATTENDS, self._attention.run)
+            self.leave()
+
+    def use(self) -> None:
+        """Passes that come are launched by pieces."""
+        self._layers[0].forward = self._launch  # type: ignore[method-assign]
+        for layer in self._layers[1:]:
+            layer.forward = lambda hidden, *_, **__: hidden
+
+    def leave(self) -> None:
+        """They are launched kernel by kernel."""
+        for layer, own in zip(self._layers, self._own, strict=True):
+            layer.forward = own
+
+    def _record(self, number: int, hidden: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        if number == 0:
+            self._given = tuple(one.clone() for one in (hidden, *more["position_embeddings"]))
+            self._open.enter_context(self._pieces.recording())
+            hidden = self._given[0]
+        self._made = self._own[number](hidden, *rest, **more | {"position_embeddings": self._given[1:]})
+        if number == len(self._own) - 1:
+            self._open.close()
+        return self._made
+
+    def _cut(self, module: nn.Module, *states: Any, **more: Any) -> tuple[torch.Tensor, None]:
+        *states, _ = states
+        said = states[0].new_empty(states[0].transpose(1, 2).shape)
+        self._asked.append(Asked(module, states, more, said))
+        self._pieces.cut()
+        return said, None
+
+    def _launch(self, hidden: torch.Tensor, *_: Any, **more: Any) -> torch.Tensor:
+        for ours, given in zip(self._given, (hidden, *more["position_embeddings"]), strict=True):
+            ours.copy_(given)
+        for number, asked in enumerate(self._asked):
+            self._pieces.launch(number)
+            asked.said.copy_(self._attention.run(asked.module, *asked.states, more["attention_mask"], **asked.more)[0])
+        self._pieces.launch(len(self._asked))
+        return self._made
+
+
+@contextmanager
+def prompt_step(session: Session, tokens: int, behind: int) -> Iterator[Step]:
+    """A prompt's ``tokens`` behind as many others."""
+    pages, sequence = session.engine.kv.pages, KvSequence.of(0, [1 + number % 200 for number in range(behind + tokens)])
+    sequence.hold(pages, behind + tokens)
+    sequence.cached = behind
+    yield Step((sequence.row(tokens, RowKind.prompt),))
+    sequence.release(pages)
+
+
+def timed(run: Callable[[], object], wait: Callable[[], None]) -> tuple[float, float]:
+    """Seconds until ``run`` has launched all, and until that is over."""
+    wait()
+    begun_s = time.perf_counter()
+    run()
+    launched_s = time.perf_counter() - begun_s
+    wait()
+    return launched_s, time.perf_counter() - begun_s
+
+
+def kernels_s(run: Callable[[], object]) -> float:
+    """Seconds of all kernels of one ``run``, one after the other."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / 1e6
+
+
+def rows(session: Session, pieces: Callable[[], Pieces], tokens: int, behind: int, passes: int) -> Iterator[Row]:
+    stepper, layers = session.engine.stepper, decoder_layers(session.engine.model)
+    on_card = stepper.device.type == "cuda"
+    wait = torch.cuda.synchronize if on_card else lambda: None
+    recorded = RecordedLayers(layers, stepper.attention, pieces())
+    times: dict[str, list[tuple[float, float]]] = {"launched": [], "recorded": []}
+    with prompt_step(session, tokens, behind) as step:
+        run = partial(stepper.run, step)
+        wanted = run()
+        limit_s = kernels_s(run) if on_card else 0.0
+        recorded.record(run)
+        for number in range(passes + 2):
+            for name, change in (("launched", recorded.leave), ("recorded", recorded.use)):
+                change()
+                took = timed(run, wait)
+                if number > 1:
+                    times[name].append(took)
+        said = run()
+        recorded.leave()
+    off = (said.float() - wanted.float()).abs().max().item() / wanted.float().abs().max().item()
+    if not off <= NEARLY:
+        raise SystemExit(f"{tokens} tokens: recorded logits are off by {off:.4f} of the largest, allowed {NEARLY}")
+    for name, took_s in times.items():
+        host_s, wall_s = (median(one) for one in zip(*took_s, strict=True))
+        what = f"{name}, host {host_s / len(layers) * 1e6:.0f} us a layer, logits off by {off if name == 'recorded' else 0:.4f}"
+        least_s = limit_s or wall_s
+        yield Row(f"{tokens} tokens behind {behind}", what, wall_s, least_s, "s", wall_s / least_s, "", None, 0, 0)
+
+
+def main() -> None:
+    try:
+        given = {"work": "bench-work", "model": "llama8b", "layers": "16", "behind": "0", "passes": "12"} | given_of(sys.argv[1:], KEYS)
+        asked = read_values(given, ("out",), (), {"layers": 1, "behind": 0, "passes": 1})
+        lengths = [int(word) for word in given.get("tokens", "128,512,2048").split(",")]
+    except (UserError, ValueError) as error:
+        raise SystemExit(str(error)) from None
+    if not torch.cuda.is_available():
+        raise SystemExit("this needs a card that torch sees, and there is none")
+    bench = Bench(Path(given["work"]).resolve())
+    checkpoint = bench.checkpoint(f"{given['model']}-{given['layers']}", f"model={given['model']}", f"model.layers={given['layers']}")
+    most = asked["behind"] + max(lengths)
+    plan = solve(model=str(checkpoint), hardware="h100", **{"workload.prompt_tokens": most, "workload.new_tokens": 8})
+    with opened(Trial(plan, checkpoint, 4, 0)) as (session, _, device):
+        cases = {str(n): partial(rows, session, partial(CardPieces, device), n, asked["behind"], asked["passes"]) for n in lengths}
+        run_cases(cases, bare_machine(), asked.get("out"))
+
+
+if __name__ == "__main__":
+    main()
