@@ -360,8 +360,8 @@ STUDIES: Mapping[str, Study] = {
         rows_table, rows_checks, "one_row.py"),
     "prompt_graphs": Study(
         "A resident prompt as CUDA graphs",
-        "All in VRAM. Launched kernel by kernel, and as a graph between the attention of one layer and that of the next, in turns: seconds of "
-        "a pass over those of its kernels.",
+        "All in VRAM. Launched kernel by kernel, and as a graph between the attention of one layer and that of the next, in turns: seconds "
+        "of a pass over those of its kernels.",
         rows_table, rows_checks, "prompt_graphs.py"),
     "waits": Study(
         "Copies beside kernels that wait",
