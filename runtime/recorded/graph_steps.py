@@ -112,6 +112,7 @@ class GraphSteps:
                 self._host.begin_step()
             self._stream.begin_launch(step.ends)
             self._graph.launch()
+            self._stream.launched()
             self._launched()
             if step.ends and self.turns is not None:
                 self.turns.give()

@@ -188,9 +188,12 @@ class RecordedStream:
     def begin_launch(self, ends: bool = False) -> None:
         """A recorded pass is launched next; the one before was booked. Copies for the one behind it come with it, unless it ``ends`` a run
         of them: then others have the slots before the next launch."""
+        self._left.begin_launch(ends)
+
+    def launched(self) -> None:
+        """It is, and is to be booked."""
         self._launched += 1
         self._booked = False
-        self._left.begin_launch(ends)
 
     def settle(self) -> float | None:
         """Book the pass that was launched last, once its results are there -> its seconds; None where there is nothing to book."""

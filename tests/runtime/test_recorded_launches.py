@@ -142,6 +142,7 @@ def test_every_unit_is_computed_with_from_its_own_bytes(seed: int) -> None:
         number = choose.randrange(len(streams))
         streams[number].begin_launch()
         card.launch(number)
+        streams[number].launched()
         for _ in range(choose.randint(0, 40)):
             card.go_on()
     while card.go_on():

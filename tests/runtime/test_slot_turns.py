@@ -113,6 +113,7 @@ class Rig:
             self.recorded.enter(unit)
             self.recorded.leave(unit)
         self.recorded.end_pass()
+        self.recorded.launched()
         assert self.graph.copies - before == len(self.recorded.units) - ends * first
         if ends:
             self.turns.give()
@@ -258,6 +259,7 @@ def test_a_pass_that_is_not_read_waited_for_what_the_last_one_waited_for() -> No
     graph.results = graph.compute_event() + 1.0
     for passes in (1, 2):
         stream.begin_launch()
+        stream.launched()
         assert stream.settle() == 4.0
         assert ledger.waits() == {"cpu": float(passes)}
 
@@ -293,6 +295,7 @@ def test_each_copy_is_booked_once_whichever_pass_it_is_for(kinds: str) -> None:
             stream.enter(unit)
             stream.leave(unit)
         graph.results = graph.compute_event()
+        stream.launched()
         stream.settle()
         assert ledger.totals()["h2d"].bytes >= NBYTES * (number * len(units) - len(stream.rounds.first)), "all that the launch waited for"
     stream.finish()
