@@ -365,8 +365,8 @@ STUDIES: Mapping[str, Study] = {
         rows_table, rows_checks, "prompt_graphs.py"),
     "waits": Study(
         "Copies beside kernels that wait",
-        "What the link gives copies while a stream of kernels waits for them by events, by words, or inside a CUDA graph. The limit is "
-        "copies alone in the same process.",
+        "What the link gives copies while a stream of kernels waits for them by events, by words, or inside a CUDA graph, on one "
+        "stream of copies or two. The limit is copies alone in the same process.",
         rows_table, rows_checks, "waits.py"),
     "serve": Study(
         "Serving",

@@ -14,7 +14,7 @@ turns, `passes` of each behind one that warms up; medians, in GB/s, beside copie
     graph        copies, kernels and waits are one CUDA graph, a copy behind the kernel as ring's
     pieces       as ring, and each kernel is a CUDA graph of its own: all waits lie outside
     two alone    copies alone, on two streams in turns
-    two rings    as ring, on two streams of copies in turns: what recorded steps did, which are slower
+    two rings    as ring, on two streams of copies in turns: what recorded steps did before they had one
 
 Needs a card.
 """

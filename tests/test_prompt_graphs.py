@@ -35,5 +35,5 @@ def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path) -> None:
         session.load(Batch([[5] * 24], 4, 1 << 20))
         for tokens, behind in ((8, 0), (5, 11)):
             launched, recorded = rows(session, lambda: Recorded(CPU), tokens, behind, passes=2)
-            assert launched.what.startswith("launched") and recorded.what.startswith("recorded")
+            assert launched.what.startswith("launched, host") and recorded.what.startswith("recorded, host")
             assert float(recorded.what.rpartition(" ")[2]) < 0.01

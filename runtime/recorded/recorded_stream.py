@@ -78,7 +78,7 @@ class RecordedStream:
     """Feeds a pass that is being recorded, and books those that are launched afterwards.
 
     A unit's copy comes when the unit that had its slot is left, and compute waits for it where it is entered. One stream makes all copies,
-    in that order: on H100s those of two streams, which wait in turns, took 3 to 6 % longer (docs/log.md, 2026-11-27). Those that the next
+    in that order: of two streams, which waited in turns, steps took 3 to 6 % longer on H100s (docs/log.md, 2026-11-27). Those that the next
     pass begins with are given in their places, and the next launch waits for each where its unit is entered. A launch that ends a run of
     them leaves them out: the link is free for whoever comes next. A stream ``like`` another, over the same units and slots, goes on from
     its launches, and it from this one's.
