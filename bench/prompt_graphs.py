@@ -131,11 +131,13 @@ class RecordedLayers:
 
 @contextmanager
 def prompt_step(session: Session, tokens: int, behind: int) -> Iterator[Step]:
-    """A prompt's ``tokens`` behind as many others."""
+    """A prompt's ``tokens`` behind as many others, whose K and V were computed."""
     pages, sequence = session.engine.kv.pages, KvSequence.of(0, [1 + number % 200 for number in range(behind + tokens)])
     sequence.hold(pages, behind + tokens)
-    sequence.cached = behind
     try:
+        if behind:
+            session.engine.stepper.run(Step((sequence.row(behind, RowKind.prompt),)))
+        sequence.cached = behind
         yield Step((sequence.row(tokens, RowKind.prompt),))
     finally:
         sequence.release(pages)
