@@ -26,9 +26,9 @@ def crowded_steps(trial: Trial, crowd: Crowd) -> list[float]:
     """Seconds of each of ``trial.steps`` steps. UserError when the plan does not fit what is free."""
     wait_asleep()
     from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
-    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.passes.generate import Batch
+    from penstock.runtime.engine.passes.sampling import Sampler, Sampling
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.planner.contract.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from penstock.runtime.engine.generate import Generation
+    from penstock.runtime.engine.passes.generate import Generation
 
 SEEN = 8
 """Tokens of a text at which rounding is measured: logits in BF16 are often the same to the last bit at a single one."""
@@ -84,9 +84,9 @@ def partings(
 ) -> list[Parting]:
     """In a process of its own, by a plan without drafts: of each text that parts from plain decoding's ``its`` at a token ``at``, where
     passes with drafts have up to ``rows``."""
-    from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
-    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.passes.generate import Batch
+    from penstock.runtime.engine.passes.sampling import Sampler, Sampling
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

@@ -23,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
 from bench.rows import model_of, rows_of, stepper_of  # noqa: E402
-from penstock.runtime.engine.stepper import Stepper  # noqa: E402
+from penstock.runtime.engine.passes.stepper import Stepper  # noqa: E402
 from penstock.runtime.kv.attention.page_tables import PageTables, slots_of  # noqa: E402
 from penstock.runtime.kv.attention.paged_kernel import open_kernel  # noqa: E402
 from penstock.runtime.kv.attention.row_groups import packed  # noqa: E402

@@ -25,8 +25,8 @@ sys.path.insert(0, str(ROOT))
 from bench.cases import Row, run_cases  # noqa: E402
 from penstock.planner.contract.speculation.acceptance import Acceptance  # noqa: E402
 from penstock.planner.contract.speculation.chain_length import ChainLength  # noqa: E402
-from penstock.runtime.engine.generate import Batch, generate  # noqa: E402
-from penstock.runtime.engine.sampling import Sampler, Sampling  # noqa: E402
+from penstock.runtime.engine.passes.generate import Batch, generate  # noqa: E402
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling  # noqa: E402
 from penstock.runtime.kv.batch.page_pool import PagePool  # noqa: E402
 from penstock.runtime.model.rows import Step  # noqa: E402
 from penstock.runtime.speculate.chains import Chains  # noqa: E402

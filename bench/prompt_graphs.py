@@ -1,11 +1,10 @@
-"""A resident prompt launched kernel by kernel, and as a CUDA graph between the attention of one layer and that of the next: whether prompts
-are worth recording (issue 23: compute binds there, and on several cards launches do).
+"""A resident prompt launched kernel by kernel, and recorded around attention as a run records it: `hardware.gpu.prompt_piece_s` is the
+host's seconds of a recorded layer.
 
     python bench/prompt_graphs.py work=/dev/shm/penstock out=prompt_graphs.json [model=llama8b layers=16] [tokens=128,512,2048] [passes=12]
 
-Attention stays launched: how much lies before a part differs from pass to pass. A graph holds what has the same shapes in all of them. For
-each number of tokens, launched and recorded in turns: wall seconds of a pass over the sum of its kernels' seconds by the profiler, and the
-host's seconds until all is launched. `behind=N` puts so many tokens before them. Logits are held to those of the launched pass.
+For each number of tokens, launched and recorded in turns: wall seconds of a pass over the sum of its kernels' seconds by the profiler, and
+the host's seconds until all is launched. `behind=N` puts so many tokens before them. Logits are held to those of the launched pass.
 
 Needs a card.
 """
@@ -14,15 +13,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -35,98 +32,15 @@ from bench.worker import Trial, opened  # noqa: E402
 from penstock import solve  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.runtime.engine.session import Session  # noqa: E402
-from penstock.runtime.kv.attention.paged_attention import PagedAttention  # noqa: E402
 from penstock.runtime.kv.batch.kv_sequence import KvSequence  # noqa: E402
-from penstock.runtime.kv.batch.row_parts import own_forward  # noqa: E402
-from penstock.runtime.model.fused.direct import ATTENDS  # noqa: E402
 from penstock.runtime.model.rows import RowKind, Step  # noqa: E402
 from penstock.runtime.recorded.card_pieces import CardPieces  # noqa: E402
+from penstock.runtime.recorded.prompts.prompt_layers import Pieces, PromptLayers  # noqa: E402
 from penstock.runtime.store.decoder import decoder_layers  # noqa: E402
 
 KEYS = ("work", "out", "model", "layers", "tokens", "behind", "passes")
 NEARLY = 0.02
 """Of the largest logit: matrices of another memory may be multiplied in another order."""
-
-
-class Pieces(Protocol):
-    """``CardPieces`` fits."""
-
-    def recording(self) -> AbstractContextManager[None]: ...
-    def cut(self) -> object: ...
-    def launch(self, number: int) -> None: ...
-
-
-class Asked(NamedTuple):
-    """What a layer's attention was asked with when it was recorded, and where what it says is read from."""
-
-    module: nn.Module
-    states: Sequence[torch.Tensor]
-    more: Mapping[str, Any]
-    said: torch.Tensor
-
-
-class RecordedLayers:
-    """The layers of a resident model over passes of as many tokens as the one that was recorded."""
-
-    def __init__(self, layers: Sequence[nn.Module], attention: PagedAttention, pieces: Pieces):
-        self._layers, self._attention, self._pieces = layers, attention, pieces
-        self._own = [own_forward(layer) for layer in layers]
-        self._asked: list[Asked] = []
-        self._given: tuple[torch.Tensor, ...] = ()
-        self._made = torch.empty(0)
-        self._open = ExitStack()
-
-    def record(self, run: Callable[[], object]) -> None:
-        """``run`` is a pass: its layers are recorded, and what it says means nothing."""
-        attending = [module for layer in self._layers for module in layer.modules() if hasattr(module, ATTENDS)]
-        for number, layer in enumerate(self._layers):
-            layer.forward = partial(self._record, number)
-        for module in attending:
-            setattr(module, ATTENDS, self._cut)
-        try:
-            with self._open:
-                run()
-        finally:
-            for module in attending:
-                setattr(module, ATTENDS, self._attention.run)
-            self.leave()
-
-    def use(self) -> None:
-        """Passes that come are launched by pieces."""
-        self._layers[0].forward = self._launch  # type: ignore[method-assign]
-        for layer in self._layers[1:]:
-            layer.forward = lambda hidden, *_, **__: hidden
-
-    def leave(self) -> None:
-        """They are launched kernel by kernel."""
-        for layer, own in zip(self._layers, self._own, strict=True):
-            layer.forward = own
-
-    def _record(self, number: int, hidden: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
-        if number == 0:
-            self._given = tuple(one.clone() for one in (hidden, *more["position_embeddings"]))
-            self._open.enter_context(self._pieces.recording())
-            hidden = self._given[0]
-        self._made = self._own[number](hidden, *rest, **more | {"position_embeddings": self._given[1:]})
-        if number == len(self._own) - 1:
-            self._open.close()
-        return self._made
-
-    def _cut(self, module: nn.Module, *states: Any, **more: Any) -> tuple[torch.Tensor, None]:
-        *states, _ = states
-        said = states[0].new_empty(states[0].transpose(1, 2).shape)
-        self._asked.append(Asked(module, states, more, said))
-        self._pieces.cut()
-        return said, None
-
-    def _launch(self, hidden: torch.Tensor, *_: Any, **more: Any) -> torch.Tensor:
-        for ours, given in zip(self._given, (hidden, *more["position_embeddings"]), strict=True):
-            ours.copy_(given)
-        for number, asked in enumerate(self._asked):
-            self._pieces.launch(number)
-            asked.said.copy_(self._attention.run(asked.module, *asked.states, more["attention_mask"], **asked.more)[0])
-        self._pieces.launch(len(self._asked))
-        return self._made
 
 
 @contextmanager
@@ -165,23 +79,26 @@ def kernels_s(run: Callable[[], object]) -> float:
 
 def rows(session: Session, pieces: Callable[[], Pieces], tokens: int, behind: int, passes: int) -> Iterator[Row]:
     stepper, layers = session.engine.stepper, decoder_layers(session.engine.model)
+    assert stepper.paged is not None
     on_card = stepper.device.type == "cuda"
     wait = torch.cuda.synchronize if on_card else lambda: None
-    recorded = RecordedLayers(layers, stepper.attention, pieces())
     times: dict[str, list[tuple[float, float]]] = {"launched": [], "recorded": []}
     with prompt_step(session, tokens, behind) as step:
         run = partial(stepper.run, step)
         wanted = run()
         limit_s = kernels_s(run) if on_card else timed(run, wait)[1]
+        recorded = PromptLayers(layers, stepper.paged, pieces())
         recorded.record(run)
+        if recorded.refused is not None:
+            raise SystemExit(f"{tokens} tokens: {recorded.refused}")
         for number in range(passes + 2):
-            for name, change in (("launched", recorded.leave), ("recorded", recorded.use)):
-                change()
+            for name, coming in (("launched", Step(())), ("recorded", step)):
+                recorded.begin_pass(coming)
                 took = timed(run, wait)
                 if number > 1:
                     times[name].append(took)
         said = run()
-        recorded.leave()
+        recorded.stop()
     off = (said.float() - wanted.float()).abs().max().item() / wanted.float().abs().max().item()
     if not off <= NEARLY:
         raise SystemExit(f"{tokens} tokens: recorded logits are off by {off:.4f} of the largest, allowed {NEARLY}")

@@ -1,10 +1,12 @@
 """What a launched layer of a prompt costs the thread that launches it, beside a card that does nothing.
 
-    python bench/prompt_host.py [work=DIR] [layers=32] [tokens=8] [passes=40] [cases=whole,parts] [cold=4MiB] [code=DIR]
+    python bench/prompt_host.py [work=DIR] [layers=32] [tokens=8] [passes=40] [cases=whole,parts,recorded,recorded_parts]
+                                 [cold=4MiB] [code=DIR]
 
 A Llama of tiny tensors, all in VRAM, which is this host's memory: what is computed takes next to no time, and what remains is the host's.
 Kernels of Triton are played, and so are products, attention and the driver: each is a call of C that does nothing, so results mean nothing.
 `whole` is one card's pass; `parts` a pass in two parts, each of which comes from another rank and goes on to another one, at each layer.
+`recorded` and `recorded_parts` are the same where layers were recorded around their attention: a graph's launch is a call of C here, too.
 Before each layer `cold` bytes are read, as a host reads others: what the interpreter needs is no longer in the caches.
 
 For each case: processor time of the thread, microseconds a layer and part, median and least of `passes` passes; operations of torch, calls
@@ -25,6 +27,7 @@ import types
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -45,8 +48,8 @@ from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
 from bench.visit_host import IdleCard  # noqa: E402
 from penstock import solve  # noqa: E402
 from penstock.planner.common.measures import parse_bytes  # noqa: E402
-from penstock.runtime.engine.generate import Batch  # noqa: E402
 from penstock.runtime.engine.open_session import open_session  # noqa: E402
+from penstock.runtime.engine.passes.generate import Batch  # noqa: E402
 from penstock.runtime.engine.session import Session  # noqa: E402
 from penstock.runtime.hops.hop import HopMeter  # noqa: E402
 from penstock.runtime.hops.peer_hop import Channel, Incoming, Outgoing, PeerHop  # noqa: E402
@@ -182,6 +185,27 @@ class Ways:
     def expect(self, parts: int) -> None: ...
 
 
+class Pieces:
+    """``recorded.card_pieces.CardPieces``, in which nothing is."""
+
+    def __init__(self) -> None:
+        self._cuts = 0
+
+    def warming(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    recording = warming
+
+    def cut(self) -> int:
+        self._cuts += 1
+        return self._cuts - 1
+
+    def launch(self, _number: int) -> None:
+        DRIVER.call("graph launch")
+
+    def close(self) -> None: ...
+
+
 class Compiled:
     packed_metadata = ()
 
@@ -285,6 +309,25 @@ def in_parts(session: Session, tokens: int) -> None:
     stepper._begin_pass = begin_pass
 
 
+def record(session: Session, tokens: int) -> None:
+    """Have layers of ``session`` launched in pieces, for passes or parts of ``tokens``."""
+    from penstock.runtime.recorded.prompts.prompt_layers import PromptLayers  # other checkouts may have none
+
+    stepper, sequence = session.engine.stepper, KvSequence.of(0, [1] * tokens)
+    layers = PromptLayers(decoder_layers(session.engine.model), stepper.attention, Pieces())
+    sequence.hold(session.engine.kv.pages, tokens)
+    layers.record(partial(stepper.run, Step((sequence.row(tokens, RowKind.prompt),))))
+    sequence.release(session.engine.kv.pages)
+    assert layers.refused is None, layers.refused
+    before = stepper._begin_pass
+
+    def begin_pass(step: Step) -> None:
+        layers.begin_pass(step)
+        before(step)
+
+    stepper._begin_pass = begin_pass
+
+
 def measured(session: Session, tokens: int, passes: int, parts: int, cold_bytes: int) -> Mapping[str, Any]:
     """Of prompts of ``tokens`` tokens."""
     engine, begun, taken = session.engine, [0], list[int]()
@@ -337,13 +380,16 @@ def main() -> None:
     checkpoint = checkpoint_of(work.resolve(), int(GIVEN.get("layers", "32")))
     play_kernels()
     cold_bytes, found = parse_bytes(GIVEN.get("cold", "0")) or 0, {}
-    for case in GIVEN.get("cases", "whole,parts").split(","):
+    for case in GIVEN.get("cases", "whole,parts,recorded,recorded_parts").split(","):
         with ExitStack() as stack:
             session = stack.enter_context(opened(checkpoint, tokens))
-            if case == "parts":
+            parts = PARTS if case.endswith("parts") else 1
+            if parts > 1:
                 in_parts(session, tokens)
-            found[case] = measured(session, tokens, passes, PARTS if case == "parts" else 1, cold_bytes)
-        print(f"{case:6}", found[case], flush=True)
+            if case.startswith("recorded"):
+                record(session, tokens // parts)
+            found[case] = measured(session, tokens, passes, parts, cold_bytes)
+        print(f"{case:14}", found[case], flush=True)
     print(json.dumps({"load": os.getloadavg()[0], "cases": found}))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.planner.contract.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from penstock.runtime.engine.generate import Generation
+    from penstock.runtime.engine.passes.generate import Generation
     from penstock.runtime.engine.session import Session
 
 
@@ -56,9 +56,9 @@ Reply = Callable[[Sequence[int]], "Generation"]
 @contextmanager
 def replying(plan: Plan, checkpoint: Path) -> Iterator[tuple[Session, Reply]]:
     """A loaded session, and what makes a reply to a prompt in it."""
-    from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
-    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.passes.generate import Batch
+    from penstock.runtime.engine.passes.sampling import Sampler, Sampling
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

@@ -31,7 +31,7 @@ def measure_routed(trial: Trial) -> RoutedRun:
     """Run ``trial`` by the engine and the loop of `runtime run`, tokens drawn. UserError as :func:`bench.worker.opened`."""
     with opened(trial) as (session, batch, device):
         from penstock.runtime.engine.link_limits import measure_compute
-        from penstock.runtime.engine.sampling import Sampler, Sampling
+        from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 
         engine = session.engine
         first: dict[str, int] = {}

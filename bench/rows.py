@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 
-from penstock.runtime.engine.stepper import Stepper  # noqa: E402
+from penstock.runtime.engine.passes.stepper import Stepper  # noqa: E402
 from penstock.runtime.kv.attention.page_tables import PagedKernel  # noqa: E402
 from penstock.runtime.kv.attention.paged_kernel import open_kernel  # noqa: E402
 from penstock.runtime.kv.batch.kv_pool import KvPool  # noqa: E402

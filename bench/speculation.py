@@ -41,7 +41,7 @@ from penstock.planner.contract.speculation.chain_length import ChainLength  # no
 from penstock.planner.contract.speculation.drafting import expected_tokens  # noqa: E402
 
 if TYPE_CHECKING:
-    from penstock.runtime.engine.generate import Generation
+    from penstock.runtime.engine.passes.generate import Generation
     from penstock.runtime.kv.batch.kv_sequence import KvSequence
     from penstock.runtime.speculate.drafter import Drafts
 
@@ -142,8 +142,8 @@ def measure_chains(trial: Trial, asked: Asked) -> dict[str, Any]:
     import torch
 
     from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
+    from penstock.runtime.engine.passes.generate import Batch
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, open_cuda
     from penstock.runtime.memory.ground import OpenCard

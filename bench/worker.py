@@ -19,7 +19,7 @@ from penstock.planner.contract.plan.plan import Plan
 if TYPE_CHECKING:
     import torch
 
-    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.passes.generate import Batch
     from penstock.runtime.engine.session import Session
 
 WARM_UP = 1
@@ -127,8 +127,8 @@ def opened(trial: Trial, graphs: bool | None = None) -> Iterator[tuple[Session, 
     import torch
 
     from penstock.runtime.asked.prompts import random_ids
-    from penstock.runtime.engine.generate import Batch
     from penstock.runtime.engine.open_session import open_session
+    from penstock.runtime.engine.passes.generate import Batch
     from penstock.runtime.engine.sides.engine_options import EngineOptions
     from penstock.runtime.memory.budget import Budget
     from penstock.runtime.memory.cuda import find_device, free_vram, open_cuda, told_in_one_line
@@ -172,7 +172,7 @@ def measure_with_link(trial: Trial) -> Measured:
 
 def ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Measured:
     """``batch`` by an open ``session``."""
-    from penstock.runtime.engine.sampling import Sampler, Sampling
+    from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 
     made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=seed), device))
     return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.runtime.asked.prompts import Vocabulary
-    from penstock.runtime.engine.generate import Batch, Generation
-    from penstock.runtime.engine.sampling import Sampler
+    from penstock.runtime.engine.passes.generate import Batch, Generation
+    from penstock.runtime.engine.passes.sampling import Sampler
     from penstock.runtime.engine.session import Session
 
 Prompt = str | Sequence[int]
@@ -128,7 +128,7 @@ class Model:
         with uncollected():
             from penstock.runtime.asked.prompts import read_vocabulary
             from penstock.runtime.engine.open_session import open_session
-            from penstock.runtime.engine.sampling import Sampler, Sampling
+            from penstock.runtime.engine.passes.sampling import Sampler, Sampling
             from penstock.runtime.engine.sides.engine_options import EngineOptions
 
         vocabulary = read_vocabulary(checkpoint, plan.model.vocab)
@@ -215,7 +215,7 @@ class Model:
         self.close()
 
     def _sampler(self, sampling: Mapping[str, Any]) -> Sampler:
-        from penstock.runtime.engine.sampling import Sampler
+        from penstock.runtime.engine.passes.sampling import Sampler
 
         known = [field.name for field in fields(SamplingKeys)]
         for name in sampling:
@@ -328,7 +328,7 @@ def _text(prompt: str, number: int) -> str:
 
 
 def _batch(plan: Plan, vocabulary: Vocabulary, prompts: Sequence[Sequence[int]], new_tokens: int) -> Batch:
-    from penstock.runtime.engine.generate import Batch
+    from penstock.runtime.engine.passes.generate import Batch
 
     return Batch(
         prompts=prompts,

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from bench.draft_ties import SEEN, Look, Parting, look, places  # noqa: E402
-from penstock.runtime.engine.generate import Generation, Pass  # noqa: E402
+from penstock.runtime.engine.passes.generate import Generation, Pass  # noqa: E402
 from penstock.runtime.model.rows import Row, RowKind, Step  # noqa: E402
 
 PROMPT, REPLY, ROWS = (5,) * 20, (1, 2, 3) * 8, 6

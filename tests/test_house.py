@@ -30,8 +30,9 @@ RUNTIME = (
     "runtime.model.fused", "runtime.model.further", "runtime.model", "runtime.moving",
     "runtime.experts.products", "runtime.experts.tiers", "runtime.experts",
     "runtime.kv.batch", "runtime.kv.attention", "runtime.kv.outside", "runtime.kv.disk", "runtime.kv.pages",
-    "runtime.recorded", "runtime.handed", "runtime.speculate", "runtime.hops", "runtime.ranks",
-    "runtime.engine.sides", "runtime.engine", "runtime.told", "runtime.led", "runtime.tools.recoding", "runtime.tools", "runtime.timed",
+    "runtime.recorded", "runtime.recorded.prompts", "runtime.handed", "runtime.speculate", "runtime.hops", "runtime.ranks",
+    "runtime.engine.sides", "runtime.engine.passes", "runtime.engine", "runtime.told", "runtime.led",
+    "runtime.tools.recoding", "runtime.tools", "runtime.timed",
     "runtime.serve.wire", "runtime.serve.motor", "runtime.serve.dialects", "runtime.serve.page", "runtime.serve.front",
     "runtime.serve.routes", "runtime.serve", "runtime",
 )  # fmt: skip

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from bench.prompt_graphs import rows
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from tests.runtime.ranks.played_graphs import Pieces
 from tests.runtime.sessions import opened
 from tests.support import HostCopier, decisions, plan_for, save_tiny
 
 CPU = torch.device("cpu")
-
-
-class Recorded(Pieces):
-    """Played: what torch is given between two cuts."""
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        self._begin()
-        yield
-        self._end()
 
 
 def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path) -> None:
@@ -34,6 +22,6 @@ def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path) -> None:
     with opened(plan, checkpoint, HostCopier(), CPU) as session:
         session.load(Batch([[5] * 24], 4, 1 << 20))
         for tokens, behind in ((8, 0), (5, 11)):
-            launched, recorded = rows(session, lambda: Recorded(CPU), tokens, behind, passes=2)
+            launched, recorded = rows(session, lambda: Pieces(CPU), tokens, behind, passes=2)
             assert launched.what.startswith("launched, host") and recorded.what.startswith("recorded, host")
             assert float(recorded.what.rpartition(" ")[2]) < 0.01

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from bench.peers.peer import Job, Measured
-from penstock.runtime.engine.generate import Batch, Generation, generate
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 

@@ -10,7 +10,7 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
-from penstock.planner.contract.prices.launches import copied_issue_s, is_recorded, pieces_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import copied_issue_s, is_recorded, pieces_issue_s, recorded_operations, step_issue_s
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import (
@@ -68,7 +68,7 @@ class Passes:
     each: Pass
 
 
-def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: int = 0) -> list[Passes]:
+def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) -> list[Passes]:
     """A batch of ``batch`` sequences: the prefill, and a step for every new token but the first. Where drafts are verified, a step computes
     a row for each of them as well, and there are as many fewer as tokens are kept by the acceptance that the plan counts on. ``more``:
     operations of a prompt's layer beside a whole pass's.
@@ -81,6 +81,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: int = 0) ->
     # a router's choice is read back, so that a rank launches what is behind it when it is known
     waits = model.dealt is not None and plan.hardware.gpu is not None and model.experts is None
     stay = model.decoded(made.weights.forms.decoded).in_turn
+    more += recorded_operations(plan.hardware, stay, batch * made.prefill_chunk_tokens, made.recorded_prompt_tokens)
     least_s = plan.hardware.gpu.layer_kernels_s if waits and plan.hardware.gpu else 0.0
     machines = (plan.hardware, 0.0), (replace(plan.hardware, layer_launch_s=0.0), least_s)
     found: list[Passes] = []

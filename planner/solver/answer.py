@@ -62,6 +62,7 @@ def decisions_of(program: Formulation) -> Decisions:
         batch=p.batch,
         prefill_chunk_tokens=passes.chunk_tokens,
         prefill_part_tokens=passes.part_tokens,
+        recorded_prompt_tokens=passes.recorded_tokens,
     )
 
 

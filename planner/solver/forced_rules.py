@@ -69,7 +69,8 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
     """Decisions that break no rule but capacities, as near to the forced values as the rules let them be."""
     gpu = hardware.gpu is not None
     low, high = LIMITS.headroom_min, LIMITS.headroom_max
-    through = model.layers - min(force.resident_attn or 0, force.resident_ffn or 0)
+    stay = model.layers if gpu and force.recorded_prompt_tokens else 0
+    through = model.layers - max(stay, min(force.resident_attn or 0, force.resident_ffn or 0))
     wishes = [force.prefetch_distance, None if force.hwm_layers is None else force.hwm_layers - low, through]
     cap = force.cap_layers if force.cap_layers is not None else max(0, min(wish for wish in wishes if wish is not None))
     hwm = max(cap + low, min(cap + high, force.prefetch_distance or 0))
@@ -83,7 +84,7 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
         CachePolicy.pinned,
         Tier.dram,
         blocks,
-        VramWeights(ResidentUnits(0, 0, 0), slots, max(0, slots - LIMITS.ring_margin)),
+        VramWeights(ResidentUnits(stay, stay, blocks if stay else 0), slots, max(0, slots - LIMITS.ring_margin)),
         DramWeights(cap, hwm, hwm, cap),
         SsdReads(ssd.block_bytes, ssd.queue_depth, ssd.staging_bytes),
         H2dCopies(2**20, MENUS.in_flight),

@@ -101,7 +101,7 @@ def _led(question: Question, leader: int, notes: tuple[str, ...]) -> Plan:
             force = q.force if rank == 0 else q.force.without("embedding")
             if decided:
                 first = decided[leader]
-                shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens")}
+                shared = {name: getattr(first, name) for name in ("prefill_chunk_tokens", "prefill_part_tokens", "recorded_prompt_tokens")}
                 force = force.but(page_tokens=first.kv.page_tokens, **shared)
                 asked = replace(asked, workload=replace(q.workload, batch=first.batch))
             asked = replace(asked, force=force)

@@ -1,4 +1,4 @@
-"""A model that streams: both sides of memory, the model bound to them, and the loop that generates.
+"""A model that streams: both sides of memory, the model bound to them, passes over it, and sessions.
 
 Stands on all rooms that hold or move something.
 """

@@ -12,18 +12,19 @@ import torch
 from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.beside.host_pool import pool_here
-from penstock.runtime.engine.generate import Batch, Progress
-from penstock.runtime.engine.recorded_side import FedStepper
-from penstock.runtime.engine.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.passes.generate import Batch, Progress
+from penstock.runtime.engine.passes.prompt_recording import PromptRecording
+from penstock.runtime.engine.passes.recorded_side import FedStepper
+from penstock.runtime.engine.passes.rehearsal import meet_loose_rows, rehearse
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs, MappedInputs, StepInputs
+from penstock.runtime.engine.passes.step_recording import StepRecording
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.engine.sides.bound_fixtures import bind_fixtures
 from penstock.runtime.engine.sides.card_side import CardSide
 from penstock.runtime.engine.sides.handed_side import open_handed
 from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.engine.sides.launch_seconds import LaunchSeconds
 from penstock.runtime.engine.sides.loading import Loading
-from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs, StepInputs
-from penstock.runtime.engine.step_recording import StepRecording
-from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.experts.streamed_experts import Experts
 from penstock.runtime.handed.handed_steps import HandedSteps
 from penstock.runtime.kv.attention.page_tables import PagedKernel
@@ -97,6 +98,7 @@ class Engine:
                 rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
             fed, far = FedStepper(self.stepper, self.model, self._binder, self._rehearsal), len(self.outside.layers)
             self.recording = StepRecording(fed, self.experts, host, copier, rank, self._begin_pass, far, kernel is not None)
+            self.prompts = PromptRecording(fed, copier, options)
             self._handed: HandedSteps | None = None
             self.loading = Loading(host, self.card, copier)
             self._stack.callback(self.loading.close)
@@ -118,6 +120,7 @@ class Engine:
         if self.experts is not None:
             self.experts.begin_pass(step)
         self.outside.begin_pass(step)
+        self.prompts.begin_pass(step)
         if self._handed is not None and self._binder.stream is not self._rehearsal:
             self._binder.stream = self._handed.stream_of(step)
         self._binder.begin_pass()
@@ -176,8 +179,10 @@ class Engine:
             self.experts.start()
         if self.card is not None and self.copier is not None:
             self._stack.callback(self.recording.close)
+            self._stack.callback(self.prompts.close)
             with self.stepper.unled():
                 self.recording.record(self.card, self.copier, *self.longest)
+                self.prompts.record(*self.longest)
             if self._placement.host_units and self._rank is not None and not self.recording.records:
                 locked = self.device.type == "cuda"
                 self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
@@ -263,6 +268,7 @@ class Engine:
             "handed": self.handed_facts,
             "experts": self.experts.facts() if self.experts else None,
             "graphs": self.recording.facts(),
+            "prompts": self.prompts.facts(),
             "launching": self.launching_facts,
             "arena": {"bytes": self.arena.nbytes, "page_locked_bytes": self.arena.locked_bytes, "refused": self.arena.refused},
             "stalls": self.pool.stalls.facts(),

@@ -12,7 +12,7 @@ from statistics import median
 
 from penstock.planner.common.measures import GB
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.experts.expert_room import ExpertHost
 from penstock.runtime.memory.device import Event
 from penstock.runtime.moving.filler import Arrival

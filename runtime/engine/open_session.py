@@ -89,6 +89,7 @@ def open_session(
             options = replace(options, host_threads=threads, schedules=schedules_of(whole))
         options = replace(options, launched=options.graphs is None and keeps_link_busier(plan.hardware, plan.placement))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
+        options = replace(options, prompt_tokens=plan.decisions.recorded_prompt_tokens)
         if reuse is not None:
             options = replace(options, page_room=rooms(reuse, whole)[number], kv_scratch_dir=_place(reuse.scratch_dir))
             reuse = reuse_of_rank(reuse, whole, number)

@@ -19,7 +19,7 @@ from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.asked.sampling_keys import Sampling, sampling_of
 from penstock.runtime.asked.schedule import batches_of, context_tokens
-from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.free_memory import Free, refuse_if_short, refuse_to_compare
 from penstock.runtime.reading.cached import PageCache

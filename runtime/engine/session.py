@@ -12,12 +12,12 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.plan.schedules import launched_singly
+from penstock.planner.contract.plan.schedules import launched_singly, launching_prompts
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.beside.on_host import StoredOnHost
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch, Finished, Generation, Progress, generating, logits_behind
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Finished, Generation, Progress, generating, logits_behind
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.disk.disk_pages import DiskPages
 from penstock.runtime.kv.disk.keeping import read_gbps
@@ -88,6 +88,8 @@ class Session:
         """How much DRAM could not be page-locked, and what that costs."""
         self.launched: str | None = None
         """That steps are not recorded although the plan says so, and why, once :meth:`load` is over."""
+        self.prompts_launched: str | None = None
+        """The same of prompts."""
         self.slow_pages: str | None = None
         """That kept KV lies on a drive too slow to pay, once :meth:`load` is over."""
         self.loaded: dict[str, tuple[float, int]] = {}
@@ -147,6 +149,9 @@ class Session:
         if why is not None and gpu is not None and gpu.layer_kernels_s:
             self.launched = f"a decode step is launched kernel by kernel, not recorded: {why}"
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
+        if (why := self.engine.prompts.launched_because) is not None:
+            self.prompts_launched = f"prompts are launched kernel by kernel, not recorded: {why}"
+            self.plan = launching_prompts(self.plan)
         if self.drafter is not None and largest is not None:
             self.drafter.load(replace(largest, chunk_tokens=self.drafter.plan.chunk_tokens(len(largest.prompts))))
             if self.chains is not None:

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from penstock.runtime.asked.order import capacity_tokens
-from penstock.runtime.engine.generate import Batch, Generation, Progress
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Generation, Progress
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.engine.session import Session
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 

@@ -16,8 +16,8 @@ from penstock.planner.contract.checkpoint.checkpoint_files import gguf_config, r
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.layer_slots import CacheStats
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.model.binding import bind, move_buffers, parameters

@@ -24,6 +24,7 @@ def rank_report(session: Session, clock: StageClock) -> dict[str, Any]:
         "hops": None if rank is None else rank.hops.facts(),
         "experts": None if engine.experts is None else engine.experts.facts(),
         "graphs": engine.recording.facts(),
+        "prompts": engine.prompts.facts(),
         "launching": engine.launching_facts,
         "handed": engine.handed_facts,
         "kv_reuse": session.kept_facts(),

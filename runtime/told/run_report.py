@@ -15,7 +15,7 @@ from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.timeline.spans import EXPERTS, H2D, KV
 from penstock.planner.contract.prices.cost import Prediction
 from penstock.planner.contract.prices.memory_law import ssd_use, used_bytes
-from penstock.runtime.engine.generate import Generation
+from penstock.runtime.engine.passes.generate import Generation
 from penstock.runtime.engine.run_job import Job, Served
 from penstock.runtime.told.account import account, total
 from penstock.runtime.told.busy import busy_shares

@@ -29,9 +29,9 @@ from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
 from penstock.runtime.asked.reasoning import Piece
 from penstock.runtime.asked.run_schema import ChatConfig
 from penstock.runtime.asked.sampling_keys import sampling_of
-from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.open_session import open_session
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.engine.talk import Talk
 from penstock.runtime.memory.budget import Budget

@@ -25,11 +25,11 @@ from penstock.planner.common.user_folder import user_path
 from penstock.runtime.asked.order import Order
 from penstock.runtime.asked.run_schema import RunConfig, Validation
 from penstock.runtime.beside.on_host import multiplying
-from penstock.runtime.engine.generate import Batch, Generation, Progress
 from penstock.runtime.engine.link_limits import measure_compute, measure_limits
 from penstock.runtime.engine.open_session import open_session
+from penstock.runtime.engine.passes.generate import Batch, Generation, Progress
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.engine.run_job import Job, Served, prepare
-from penstock.runtime.engine.sampling import Sampler
 from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.engine.validate import broken_at_run_time, compare_logits, load_unstreamed, original_of
@@ -132,8 +132,8 @@ def _stream(job: Job, cfg: RunConfig, ground: Groundwork, startup: Startup, cons
         session.load(job.largest, bar, [Sampler(job.sampling, session.device)])
         job = replace(job, plan=session.plan)
         clock.book("load")
-        if session.launched is not None:
-            tell(session.launched)
+        for said in filter(None, (session.launched, session.prompts_launched)):
+            tell(said)
         if session.slow_pages is not None:
             console.print(f"warning: {session.slow_pages}", style="yellow", markup=False, soft_wrap=True)
         for _ in range(cfg.warmup_rounds):

@@ -54,7 +54,7 @@ def test_a_decision_that_can_be_fixed_is_a_key_with_its_docstring_and_is_shown(o
     key = keys_of(SolveConfig)[one.key]
     assert (key.owner, key.field, key.kind) == (one.owner, one.field, one.kind)
     assert key.doc and key.optional and key.default is None
-    elsewhere = {"KV kept", "CPU", "attention", "parts", "drafts"}
+    elsewhere = {"KV kept", "CPU", "attention", "parts", "prompts", "drafts"}
     assert one.how.row in {row for d in (MADE, THROUGH_DRAM) for row, _, _ in decided(plan(d))} | elsewhere
 
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import penstock.runtime.engine.engine
-import penstock.runtime.engine.generate
 import penstock.runtime.engine.open_session
+import penstock.runtime.engine.passes.generate
 import penstock.runtime.engine.sides.host_side
 import penstock.runtime.engine.sides.loading
 import penstock.runtime.memory.cuda
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.memory import arena as arena_module
 from tests.support import HostCopier
 
@@ -47,8 +47,8 @@ def before(monkeypatch: pytest.MonkeyPatch, moment: str, act: Callable[[], None]
         "binding": (penstock.runtime.engine.engine, "bind_fixtures", 1),
         "rehearsal": (Stepper, "run", 1),
         "load": (penstock.runtime.engine.sides.loading.Filler, "run", 1),
-        "prefill": (penstock.runtime.engine.generate._Run, "prefill", 1),
-        "decode": (penstock.runtime.engine.generate._Run, "step", 1),
+        "prefill": (penstock.runtime.engine.passes.generate._Run, "prefill", 1),
+        "decode": (penstock.runtime.engine.passes.generate._Run, "step", 1),
         "report": (json, "dumps", 1),
     }[moment]
     real, calls = getattr(owner, name), []

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from penstock.runtime.engine.generate import Batch, Generation, generate
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.kv.attention.paged_attention import AttentionByRows
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.recorded.agreement import BF16_STEP

@@ -58,6 +58,7 @@ BREAK: list[tuple[dict[str, Any], str]] = [
     ),
     ({"batch": 0}, "batch range"),
     ({"prefill_chunk_tokens": 0}, "prefill_chunk_tokens range"),
+    ({"recorded_prompt_tokens": 16}, "prompts that are recorded"),
     ({"experts": {"vram_slots": 0, "dram_slots": 8}}, "experts section"),
     ({"hardware.dram_bytes": 1 << 20}, "DRAM capacity"),
     ({"kv.reuse": {"ssd_bytes": 1 << 30}, "kv.page_tokens": 64, "hardware.ssd_bytes": 1 << 10}, "SSD capacity"),

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.formats.scratch import Scratch
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.formats.coded_checkpoints import FP8_BLOCKS, coded, fp8_blocks

@@ -11,8 +11,8 @@ import torch
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.moe.test_beside_card import plan_of
 from tests.runtime.sessions import opened

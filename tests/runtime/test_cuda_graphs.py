@@ -17,8 +17,8 @@ from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.speculation.chain_length import ChainLength
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny

@@ -15,9 +15,9 @@ import torch
 from penstock.planner.contract.decided.decisions import KvReuse
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.open_session import open_session
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.pages.slot_bytes import SlotBytes

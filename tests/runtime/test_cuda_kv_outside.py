@@ -13,7 +13,7 @@ import torch
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Generation
+from penstock.runtime.engine.passes.generate import Generation
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.test_cuda_kv import PAGE, PROMPTS, STEM, Card, close, plan_of, running

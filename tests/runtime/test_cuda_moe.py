@@ -13,8 +13,8 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.experts.expert_forward import WholeExperts
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda

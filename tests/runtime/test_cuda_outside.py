@@ -12,8 +12,8 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import compare_logits, load_unstreamed
 from penstock.runtime.memory.budget import Budget
 from penstock.runtime.memory.cuda import open_cuda

@@ -11,8 +11,8 @@ import torch
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.sessions import opened
 from tests.support import decisions, plan_for, save_tiny

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from tests.runtime.sessions import opened
 from tests.runtime.steppers import said

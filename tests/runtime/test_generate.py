@@ -15,9 +15,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.engine.generate import Batch, Generation, generate, shares
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate, shares
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from tests.runtime.steppers import unstreamed
 from tests.support import save_tiny

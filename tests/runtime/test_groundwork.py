@@ -17,9 +17,9 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import arena_bytes
-from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.open_session import open_session
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.memory import free_memory as memory
 from penstock.runtime.memory.arena import Arena

@@ -22,9 +22,10 @@ from penstock.planner.contract.plan.schedules import OWN
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.engine import open_session, recorded_side, step_recording
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine import open_session
+from penstock.runtime.engine.passes import recorded_side, step_recording
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.model.binding import views
 from penstock.runtime.model.fixtures import rows_of
 from penstock.runtime.model.head import HeadInBlocks, head_rows

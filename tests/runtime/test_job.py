@@ -25,7 +25,7 @@ from penstock.runtime.asked.order import capacity_tokens, read_order
 from penstock.runtime.asked.prompts import Vocabulary, ids_of, random_ids, read_vocabulary
 from penstock.runtime.asked.requests import Asked
 from penstock.runtime.asked.run_schema import RunConfig
-from penstock.runtime.engine.generate import Batch, Generation
+from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.run_job import Job, prepare
 from penstock.runtime.memory.free_memory import free_dram
 from tests.support import decisions, plan_for, save_tiny, with_tokenizer, workload

@@ -18,8 +18,8 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.checkpoint.left_out import left_out
 from penstock.planner.contract.decided.placement import Unit
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.cast import STRETCH, Cast
 from penstock.runtime.model.skeleton import open_skeleton, text_class

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory import arena as arena_module
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import split_copy

@@ -18,7 +18,7 @@ from penstock.runtime.asked.dialogue import Dialogue
 from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
 from penstock.runtime.asked.reasoning import BetweenMarks, InChannels, Piece, Splitter, find_reasoning
 from penstock.runtime.asked.run_schema import ChatConfig
-from penstock.runtime.engine.generate import Generation
+from penstock.runtime.engine.passes.generate import Generation
 from penstock.runtime.engine.talk import Talk
 from penstock.runtime.told.spoken import Spoken
 from penstock.runtime.tools.runtime_verbs import chat_verb

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from penstock.runtime.engine.rehearsal import longest_step
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.rehearsal import longest_step
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_sequence import KvSequence

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from penstock.runtime.engine.rehearsal import AnyRows, meet_loose_rows
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.rehearsal import AnyRows, meet_loose_rows
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.attention.kernel_shape import KernelShape, telling_tokens
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.row_groups import packed

@@ -24,8 +24,8 @@ from transformers.generation.logits_process import (
 from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.asked.sampling_keys import FILE, TOP_K, Sampling, SamplingKeys, check_sampling, sampling_of
-from penstock.runtime.engine.generate import Batch, generate
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, generate
+from penstock.runtime.engine.passes.sampling import Sampler
 from tests.runtime.running import desk
 from tests.runtime.steppers import unstreamed
 from tests.support import decisions, plan_for, save_tiny

@@ -23,8 +23,8 @@ from penstock.planner.simulate.acted import Acted, Options
 from penstock.planner.verbs.simulate_verb import simulate_verb
 from penstock.runtime.asked.run_schema import ExpertsConfig
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.kv.outside.spill import SpillHome
 from tests.runtime.running import Desk, desk
 from tests.runtime.sessions import opened

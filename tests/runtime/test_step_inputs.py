@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from penstock.runtime.engine.step_inputs import CopiedInputs, MappedInputs
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs, MappedInputs
 from tests.runtime.fakes import FakeDevice
 
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from penstock.runtime.asked.chat_template import ChatTemplate, find_template
 from penstock.runtime.asked.dialogue import Dialogue
 from penstock.runtime.asked.prompts import Vocabulary, read_vocabulary
 from penstock.runtime.asked.run_schema import ChatConfig, ReuseConfig
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.talk import Talk
 from penstock.runtime.tools.runtime_verbs import chat_verb

@@ -21,8 +21,8 @@ import penstock.runtime.engine.sides.host_side
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
 from penstock.planner.common.timeline.timeline_picture import draw
 from penstock.runtime.engine.engine import Engine
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.moving.ledger import SPANS_KEPT, Ledger
 from penstock.runtime.reading.reader import ReadPool
 from penstock.runtime.told.stage_clock import StageClock

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.model import OWN_ATTENTION
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.kv.attention.paged_attention import attends_over_pages
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.store.decoder import decoder_layers

@@ -101,6 +101,9 @@ class GpuConfig:
     """Seconds of one layer's kernels beside its products, one after the other in a CUDA graph, as steps run whose weights VRAM and DRAM
     hold; 0: steps are launched kernel by kernel. The default is from an H200: a step of an 8B geometry in BF16, 5.88 ms by the wall, less
     its weights at the memory's rate."""
+    prompt_piece_s: Annotated[float, SECONDS] = 0.0
+    """Host seconds to launch a layer of a prompt whose kernels are recorded around its attention, where nothing streams; 0: not known, and
+    prompts are launched kernel by kernel. No preset has it, and `planner probe` does not measure it yet."""
     decode: dict[str, float] = field(default_factory=dict)
     """Format of weights -> 1e9 elements decoded per second; a format that is missing is derived from `memory_gbps`."""
     products: dict[str, float] = field(default_factory=dict)

@@ -181,6 +181,7 @@ def _gpu_mapping(gpu: Gpu) -> dict[str, Any]:
         "h2d_with_d2h_gbps": gpu.h2d_with_d2h_gbps,
         "copy_s": gpu.copy_s,
         "layer_kernels_s": gpu.layer_kernels_s,
+        "prompt_piece_s": gpu.prompt_piece_s,
     } | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates}
 
 
@@ -197,6 +198,7 @@ def _gpu(cfg: GpuConfig, key: str = "hardware.gpu") -> Gpu:
         h2d_with_d2h_gbps=cfg.h2d_with_d2h_gbps,
         copy_s=cfg.copy_s,
         layer_kernels_s=cfg.layer_kernels_s,
+        prompt_piece_s=cfg.prompt_piece_s,
         decode=_by_format(f"{key}.decode", cfg.decode),
         products=_by_format(f"{key}.products", cfg.products),
     )

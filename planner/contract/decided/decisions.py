@@ -259,3 +259,16 @@ class Decisions:
     ] = 0
     """Of several ranks: tokens of a prompt's pass, of all its sequences, that go through a layer together. The next rank begins with them
     while this one computes the next part. 0: all of them."""
+    recorded_prompt_tokens: Annotated[
+        int,
+        Decision(
+            lambda s: s.recorded_prompt_tokens,
+            "force.recorded_prompt_tokens",
+            "prompts",
+            "recorded around attention, for {} tokens",
+            card=True,
+            placed=True,
+        ),
+    ] = 0
+    """Tokens of a prompt's pass, or of one of its parts, whose layers are recorded around their attention. Passes of as many tokens, or of
+    more than half of them, are launched so. 0: prompts are launched kernel by kernel."""

@@ -73,6 +73,23 @@ def launched_because(placement: Placement, kv_outside: int) -> str | None:
     return "KV of running sequences lies outside VRAM" if kv_outside else None
 
 
+def prompts_launched_because(hardware: HardwareProfile, placement: Placement, kv_outside: int) -> str | None:
+    """Why layers of a prompt by ``placement`` are launched kernel after kernel; None where all can be recorded around their attention.
+    ``kv_outside``: see :func:`launched_because`. Hops between ranks lie between layers, so that whoever launches these may record them."""
+    if (why := launched_because(placement, kv_outside)) is not None:
+        return why
+    if not records_whole(placement.model):
+        return "routers choose experts"
+    if streaming := len(placement.streamed_units):
+        return "a unit streams" if streaming == 1 else f"{streaming} units stream"
+    return None if hardware.gpu and hardware.gpu.prompt_piece_s else "hardware.gpu.prompt_piece_s is not measured"
+
+
+def serves_prompt(recorded_tokens: int, tokens: int) -> bool:
+    """Whether a pass or a part of ``tokens`` is launched as one of ``recorded_tokens`` was recorded: a card computes for all of these."""
+    return recorded_tokens // 2 < tokens <= recorded_tokens
+
+
 def hops_launched(hardware: HardwareProfile, model: ModelSpec) -> str | None:
     """Why the host launches the hops of a ``model`` that is dealt; None where a recorded step holds them, or there are none."""
     if model.dealt is None:

@@ -47,6 +47,9 @@ class Gpu:
     so nothing waits for it."""
     layer_kernels_s: float = 0.0
     """One layer's kernels beside its products, one after the other in a CUDA graph. 0: steps cannot be recorded as one."""
+    prompt_piece_s: float = 0.0
+    """Host seconds to launch a layer of a prompt that is recorded around its attention. 0: not known, so prompts are launched kernel by
+    kernel."""
     decode: Mapping[str, float] = field(default_factory=dict)
     """Format -> 1e9 elements a second that are decoded into memory."""
     products: Mapping[str, float] = field(default_factory=dict)

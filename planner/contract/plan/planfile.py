@@ -59,7 +59,7 @@ _UNWRAPPED = 2**31 - 1
 _KEYS_A_LINE, _LINE = 6, 100
 """A mapping is written on one line up to this many keys and columns."""
 _REQUIRED = ("weights", "kv", "batch", "prefill_chunk_tokens", "hardware", "model", "workload")
-_OPTIONAL = ("notes", "experts", "speculation", "prefill_part_tokens", "ranks", "predicted", "break_even_tokens")
+_OPTIONAL = ("notes", "experts", "speculation", "prefill_part_tokens", "recorded_prompt_tokens", "ranks", "predicted", "break_even_tokens")
 
 
 def write_plan(plan: Plan, path: Path) -> None:
@@ -132,6 +132,7 @@ def _plan_from(data: Mapping[str, Any]) -> Plan:
         prefill_chunk_tokens=convert(int, data["prefill_chunk_tokens"], "prefill_chunk_tokens"),
         speculation=_speculation_from(data.get("speculation", {})),
         prefill_part_tokens=convert(int, data.get("prefill_part_tokens", 0), "prefill_part_tokens"),
+        recorded_prompt_tokens=convert(int, data.get("recorded_prompt_tokens", 0), "recorded_prompt_tokens"),
     )
     ranks = ranks_from(data.get("ranks"), decisions, model.layers)
     check_ranks(hardware, model, workload, ranks.count, ranks.share)
@@ -196,6 +197,7 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "prefill_chunk_tokens": decisions.prefill_chunk_tokens,
         "speculation": None if decisions.speculation == Speculation() else _speculation_mapping(decisions.speculation),
         "prefill_part_tokens": decisions.prefill_part_tokens or None,
+        "recorded_prompt_tokens": decisions.recorded_prompt_tokens or None,
         "ranks": _plain(ranks_mapping(plan.ranks, decisions)),
         "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
         "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,

@@ -25,6 +25,13 @@ def alone(plan: Plan) -> Plan:
     return replace(plan, decisions=first, prediction=prediction, ranks=replace(plan.ranks, others=tuple(others)))
 
 
+def launching_prompts(plan: Plan) -> Plan:
+    """``plan``, predicted anew for prompts that are launched kernel by kernel."""
+    first, *others = (replace(one, recorded_prompt_tokens=0) for one in plan.ranks.decided(plan.decisions))
+    prediction = predict_ranks(plan.hardware, plan.model, plan.workload, (first, *others), plan.dealing)
+    return replace(plan, decisions=first, prediction=prediction, ranks=replace(plan.ranks, others=tuple(others)))
+
+
 def launched_singly(plan: Plan) -> Plan:
     """``plan``, predicted anew for steps that are launched kernel by kernel."""
     hardware = launching(plan.hardware, plan.of_rank(0).model)

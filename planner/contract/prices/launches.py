@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.placement import Placement
-from penstock.planner.contract.decided.recording import are_tabled, can_record, launched_because
+from penstock.planner.contract.decided.recording import are_tabled, can_record, launched_because, serves_prompt
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec, touched_experts
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
@@ -187,12 +187,23 @@ def prompt_operations(hardware: HardwareProfile, before: bool) -> int:
     return (OPERATIONS.behind if before else OPERATIONS.prompt) - OPERATIONS.known * (hardware.gpu is not None)
 
 
+def recorded_operations(hardware: HardwareProfile, model: ModelSpec, tokens: int, recorded_tokens: int) -> float:
+    """More operations of a prompt's layer, which are less than none, where a pass of ``recorded_tokens`` was recorded around attention, by
+    what that takes in place of a launched one's operations and of coded products'. 0 where it serves no pass of ``tokens``."""
+    gpu, launch_s = hardware.gpu, hardware.layer_launch_s
+    if gpu is None or not launch_s or not gpu.prompt_piece_s or not serves_prompt(recorded_tokens, tokens):
+        return 0.0
+    dense = OPERATIONS.dense(True)
+    coded_s = sum(layers * coded_issue_s(hardware, unit) for unit, layers in model.coded.items()) / model.layers
+    return (gpu.prompt_piece_s - coded_s) / launch_s * dense - dense - prompt_operations(hardware, True)
+
+
 def part_operations(parts: int) -> int:
     """More operations of a layer for each of so many parts of a pass; a whole one has none."""
     return OPERATIONS.part if parts > 1 else 0
 
 
-def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
+def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: float = 0) -> float:
     """Host seconds to launch all layers of a pass over ``tokens`` tokens: for each layer the measured seconds, times its operations over
     those of a dense layer in a decode step. This pass's attention has ``more`` operations than that."""
     gpu = hardware.gpu is not None

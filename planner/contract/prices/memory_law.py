@@ -30,6 +30,7 @@ from penstock.planner.contract.prices.sizes import (
     kv_ring_slots,
     kv_staging_slots,
     recorded_bytes,
+    recorded_prompt_bytes,
     ring_bytes,
     scratch_bytes,
     unit_vram_bytes,
@@ -77,6 +78,8 @@ class Held:
     """Of VRAM and DRAM: all that the model takes which drafts; empty where none does."""
     verify: int = 0
     """Of VRAM: passes that are recorded to verify drafts."""
+    prompts: int = 0
+    """Of VRAM: layers that are recorded for prompts."""
 
 
 def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, held: Held) -> dict[str, Amount]:
@@ -100,6 +103,7 @@ def vram_items(hardware: HardwareProfile, model: ModelSpec, workload: Workload, 
         **({"hops": hardware.links.vram_bytes} if model.dealt is not None and model.dealt.count > 1 else {}),
         **({"drafter": held.drafter[Tier.vram]} if held.drafter else {}),
         **({"verify": held.verify} if held.verify else {}),
+        **({"prompts": held.prompts} if held.prompts else {}),
         "guard": workload.vram_guard_bytes,
     }
 
@@ -184,6 +188,7 @@ def _held_unrecorded(hardware: HardwareProfile, model: ModelSpec, workload: Work
         activations=activations(model, workload, decisions.batch, decisions.prefill_chunk_tokens, decisions.prefill_part_tokens),
         staged=staged_experts_bytes(hardware, model, decisions.batch),
         drafter=drafter_bytes(hardware, model, workload, decisions),
+        prompts=recorded_prompt_bytes(model, decisions.recorded_prompt_tokens),
     )
 
 

@@ -16,7 +16,14 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import LateExperts
-from penstock.planner.contract.prices.launches import coded_issue_s, issue_s, part_operations, serving_issue_s, step_issue_s
+from penstock.planner.contract.prices.launches import (
+    coded_issue_s,
+    issue_s,
+    part_operations,
+    recorded_operations,
+    serving_issue_s,
+    step_issue_s,
+)
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing, computing_of, total
 from penstock.planner.contract.prices.price_table import KvPrice, computed, passed
 from penstock.planner.contract.prices.stages import (
@@ -135,9 +142,11 @@ def prefill_phase(
     start: int = 0,
     forms: ResidentForms = STORED,
     part_tokens: int = 0,
+    recorded_tokens: int = 0,
 ) -> Phase:
     """Of prompts from token ``start`` on, in passes of ``chunk_tokens`` per sequence. Those of several ranks in parts of ``part_tokens``.
-    Of a server: of one prompt, beside ``batch`` rows."""
+    ``recorded_tokens``: of a pass or part that is recorded around attention. A server's are of one prompt, beside ``batch`` rows, and are
+    launched."""
     if workload.is_served:
         return _served_phase(hardware, model, workload, batch, head_blocks, chunk_tokens, start, forms)
     passes, left = prefill_passes(workload, chunk_tokens, start), workload.prompt_tokens - start
@@ -145,7 +154,7 @@ def prefill_phase(
     computed_by = model.decoded(forms.decoded)
     # a layer computes a part as a pass of its own would, with more operations, but for the weights, which come once a pass
     parts = parts_of(rows, part_tokens)
-    more = part_operations(parts)
+    more = part_operations(parts) + recorded_operations(hardware, computed_by, -(-rows // parts), recorded_tokens)
     at_once = -(-min(chunk_tokens, left) // parts)
     head_s = batch * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
     compute_s = chained_s(

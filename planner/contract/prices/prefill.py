@@ -163,8 +163,8 @@ class Prefill:
     def _phase(self, start: int) -> Phase:
         d = self.decisions
         blocks, chunk = d.weights.head_blocks, d.prefill_chunk_tokens
-        parts = d.prefill_part_tokens
-        return prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts)
+        parts, recorded = d.prefill_part_tokens, d.recorded_prompt_tokens
+        return prefill_phase(self.hardware, self.model, self.workload, d.batch, blocks, chunk, start, d.weights.forms, parts, recorded)
 
     def step(self) -> Price:
         """Of one decode step behind it, as if its experts were known before their routers."""

@@ -247,6 +247,13 @@ def recorded_bytes(model: ModelSpec, shapes: Sequence[VerifyShape]) -> int:
     return round((1 + OVERHEADS.allocator_holes) * most * max(_token_bytes(model))) + sum(each)
 
 
+def recorded_prompt_bytes(model: ModelSpec, tokens: int) -> int:
+    """VRAM of layers recorded for ``tokens`` of a prompt around their attention: activations of one layer, which all have in turn."""
+    if not tokens:
+        return 0
+    return round((1 + OVERHEADS.allocator_holes) * tokens * max(_token_bytes(model))) + OVERHEADS.recorded_bytes
+
+
 def card_activation_bytes(model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, part_tokens: int = 0) -> int:
     """``activation_bytes`` with what a card's allocator needs to place them."""
     return round((1 + OVERHEADS.allocator_holes) * activation_bytes(model, workload, batch, chunk_tokens, part_tokens))

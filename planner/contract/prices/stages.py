@@ -125,7 +125,7 @@ def lookup_s(hardware: HardwareProfile, model: ModelSpec, rows: int, passes: int
     return passes * FIXED.embedding_lookup_s + rows * model.embed_row_bytes / gbps / GB
 
 
-def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: int = 0) -> float:
+def weight_pass_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: float = 0) -> float:
     """Compute seconds of one pass with ``tokens`` tokens, without FLOPs and attention: every active weight is read once, and every layer is
     launched, with ``more`` operations than in a decode step. A GPU reads while the host launches. On the CPU the same threads do one
     after the other."""
@@ -299,7 +299,7 @@ def prefill_compute_s(
     chunk_tokens: int,
     start: int = 0,
     kernels_s: float = 0.0,
-    more: int = 0,
+    more: float = 0,
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
     alone; attention sees all tokens before its own. ``kernels_s``: what a layer's kernels beside its products take at least, where their
@@ -325,7 +325,7 @@ def last_part_share(hardware: HardwareProfile, model: ModelSpec, workload: Workl
 
 
 def prefill_issue_s(
-    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0, more: int = 0
+    hardware: HardwareProfile, model: ModelSpec, workload: Workload, batch: int, chunk_tokens: int, start: int = 0, more: float = 0
 ) -> float:
     """Host seconds to launch all passes of that prefill; those behind the first token have more operations."""
     passes, rows = prefill_passes(workload, chunk_tokens, start), batch * min(chunk_tokens, workload.prompt_tokens - start)

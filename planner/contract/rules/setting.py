@@ -18,6 +18,8 @@ from penstock.planner.contract.decided.decisions import (
     WeightForm,
 )
 from penstock.planner.contract.decided.declared import DECLARED, Declared
+from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import prompts_launched_because
 from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -35,6 +37,7 @@ NO_RING = "no VRAM ring without a GPU"
 RING = "vram_slots >= vram_prefetch_distance + 2"
 KEPT = "resident_layers = cap under pinned, 0 under rolling"
 SLOTS = "expert slots"
+RECORDED = "prompts that are recorded"
 HOST = "units that the CPU computes"
 
 
@@ -193,6 +196,16 @@ class Setting:
         if why := never_in_parts(self.model):
             return Span(0, 0, why=f", since {why}")
         return Span(1, also=(0,))
+
+    @property
+    def recorded_prompt_tokens(self) -> Span:
+        """At least as many as a pass has, or a part of one."""
+        d = self.decisions
+        outside = d.kv.pages - d.kv.vram_pages
+        if why := prompts_launched_because(self.hardware, place(self.model, d.weights, self.gpu), outside):
+            return Span(0, 0, why=f", since {why}", rule=RECORDED)
+        each = d.prefill_part_tokens or d.batch * d.prefill_chunk_tokens
+        return Span(each, also=(0,), why=", the tokens of a part" if d.prefill_part_tokens else ", the tokens of a pass", rule=RECORDED)
 
     @property
     def page_tokens(self) -> OneOf:

@@ -218,6 +218,9 @@ class Formulation(LinearProgram):
             found = pulp.lpSum(bit * c.kept_pages for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
             self.add(self.kept.pages == found)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
+            if choice.recorded_tokens:  # recorded kernels read weights where they stay, and K and V beside them
+                self.add(bit <= 1 - self.ring_busy)
+                self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * (1 - bit))
             phase = choice.phase.in_units_of(self.tick_s)
             bill = phase.bill(units + self.experts.each_pass(phase.rows, phase.late), kv, far, streamed)
             all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 
 from penstock.planner.common.errors import UserError
@@ -12,13 +11,14 @@ from penstock.planner.common.measures import ALIGN, GB, align_up
 from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
+from penstock.planner.contract.decided.recording import never_recorded, records_whole
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.prices.phase import Phase, prefill_phase
 from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.prices.reuse import KeptSet
-from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes
+from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes, recorded_prompt_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
 from penstock.planner.contract.ranks.rank_parts import part_sizes
 from penstock.planner.contract.rules.limits import LIMITS
@@ -87,6 +87,8 @@ class PassChoice:
     chunk_tokens: int
     part_tokens: int
     """Of a pass that goes round several ranks in parts; 0: as a whole."""
+    recorded_tokens: int
+    """Of a pass or part that is recorded around attention, where nothing streams; 0: all are launched kernel by kernel."""
     activation_bytes: int
     phase: Phase
     kept_pages: int
@@ -194,16 +196,36 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     blocks = head_blocks(model) if hardware.gpu else 1
     activations = card_activation_bytes if hardware.gpu else activation_bytes
     found = []
-    for tokens, pages in product(sizes, prefixes):
-        phase_of = partial(prefill_phase, hardware, model, workload, batch, blocks, tokens, pages * kept.page_tokens, problem.forms)
-        in_parts = [] if workload.is_served else part_sizes(model, batch * min(tokens, prompt))
-        phases = {size: phase_of(part_tokens=size) for size in in_parts}
+    for tokens, pages, recorded in product(sizes, prefixes, recorded_menu(problem)):
+        rows = batch * min(tokens, prompt)
+
+        def phase_of(part: int, recording: int, tokens: int = tokens, pages: int = pages) -> Phase:
+            start = pages * kept.page_tokens
+            return prefill_phase(hardware, model, workload, batch, blocks, tokens, start, problem.forms, part, recording)
+
+        def recording(part: int, rows: int = rows, recorded: bool = recorded) -> int:
+            return (force.recorded_prompt_tokens or part or rows) if recorded else 0
+
+        in_parts = [] if workload.is_served else part_sizes(model, rows)
+        phases = {size: phase_of(size, recording(size)) for size in in_parts}
         seconds = {size: phase.rest.of(computing_of(hardware)) for size, phase in phases.items()}
         for part in part_menu(force, seconds):
-            nbytes = activations(model, workload, batch, tokens, part)
-            phase = phases.get(part) or phase_of(part_tokens=part)
-            found.append(PassChoice(tokens, part, nbytes, phase, kept.needed(pages)))
+            many = recording(part)
+            if 0 < many < (part or batch * tokens):
+                continue
+            nbytes = activations(model, workload, batch, tokens, part) + recorded_prompt_bytes(model, many)
+            found.append(PassChoice(tokens, part, many, nbytes, phases.get(part) or phase_of(part, many), kept.needed(pages)))
     return found
+
+
+def recorded_menu(problem: Problem) -> list[bool]:
+    """Whether prompts are recorded around attention: not, or either where ``problem`` lets them be, or as forced. Only where nothing
+    streams: the program sees to it."""
+    hardware, forced = problem.hardware, problem.force.recorded_prompt_tokens
+    if forced is not None:
+        return [bool(forced)]
+    may = hardware.gpu is not None and hardware.gpu.prompt_piece_s > 0 and not problem.workload.is_served
+    return [False, True] if may and records_whole(problem.model) and never_recorded(problem.model) is None else [False]
 
 
 def part_menu(force: Force, seconds: Mapping[int, float]) -> list[int]:

@@ -30,6 +30,8 @@ class EngineOptions:
     """That a recorded step can follow, with what the plan predicts of them."""
     verify_shapes: tuple[VerifyShape, ...] = ()
     """Of passes that verify, and are recorded."""
+    prompt_tokens: int = 0
+    """Of a pass with prompts, or a part of one, that is recorded around attention."""
     tell: Callable[[str], None] = lambda line: None
     """Gets a line for the user while the model runs."""
     kv_scratch_dir: Path | None = None

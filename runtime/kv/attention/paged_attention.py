@@ -162,6 +162,10 @@ class PagedAttention:
         firsts = {token for g in short for token in ([g.first] if isinstance(g, Loose) else range(g.first, g.first + g.rows * g.tokens))}
         return [at for at in packed(step) if at.first in firsts]
 
+    def keeps(self, module: AttentionModule) -> bool:
+        """Whether it attends with K and V of its own, which are kept, not with those of an earlier layer."""
+        return module.layer_idx in self._windows
+
     def run(
         self,
         module: AttentionModule,

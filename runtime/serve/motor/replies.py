@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.asked.sampling_keys import Sampling, SamplingKeys, check_sampling, sampling_of
-from penstock.runtime.engine.sampling import seed_of
+from penstock.runtime.engine.passes.sampling import seed_of
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.serve.motor.grammars import Matcher
 from penstock.runtime.serve.motor.row_choice import RowChoice, Told

@@ -12,7 +12,7 @@ import torch
 from transformers.generation.logits_process import LogitsProcessorList, TypicalLogitsWarper
 
 from penstock.runtime.asked.sampling_keys import Sampling
-from penstock.runtime.engine.sampling import Change, Penalties
+from penstock.runtime.engine.passes.sampling import Change, Penalties
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.serve.motor.grammars import Matcher
 

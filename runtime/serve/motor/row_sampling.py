@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from penstock.runtime.asked.sampling_keys import Sampling
-from penstock.runtime.engine.sampling import run_of
+from penstock.runtime.engine.passes.sampling import run_of
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.serve.motor.grammars import forbid
 from penstock.runtime.serve.motor.logprobs import in_blocks

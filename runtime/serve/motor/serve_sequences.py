@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from penstock.planner.contract.serving.serve_step import Share
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import Row, RowKind
 from penstock.runtime.speculate.chains import Chains

@@ -24,9 +24,9 @@ from penstock.planner.contract.speculation.chain_lengths import ChainLengths
 from penstock.runtime.asked.order import capacity_tokens
 from penstock.runtime.asked.prompts import read_vocabulary
 from penstock.runtime.asked.run_schema import RunConfig
-from penstock.runtime.engine.generate import Batch, Progress
 from penstock.runtime.engine.open_session import open_session
-from penstock.runtime.engine.rehearsal import AnyRows
+from penstock.runtime.engine.passes.generate import Batch, Progress
+from penstock.runtime.engine.passes.rehearsal import AnyRows
 from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.memory.ground import Ground
@@ -70,7 +70,7 @@ class Served:
             self.session = session = stack.enter_context(opened)
             self._sampler = RowSampler(session.engine.stepper.put, drawn_rows(plan), block_rows(plan))
             session.load(self._largest, self._tell, [self._sampler, *self._any_rows])
-            for line in (session.pageable, session.launched, session.slow_pages):
+            for line in (session.pageable, session.launched, session.prompts_launched, session.slow_pages):
                 if line is not None:
                     _to_stderr(line)
             self._grammars = None

@@ -12,8 +12,8 @@ from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.beside.on_host import OnHost
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.model.interleaved import Interleaved
 from penstock.runtime.tools.pack import pack_checkpoint

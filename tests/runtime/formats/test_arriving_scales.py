@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import TensorEntry, read_checkpoint
 from penstock.planner.contract.gguf.gguf_types import CODED, BlockType
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.moving.arriving_scales import ArrivingScales, SoundReads
 from penstock.runtime.reading.layout import Extent
 from penstock.runtime.store.scales import _HALVES, Scale

@@ -18,8 +18,8 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint, stored_matrices
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.model.skeleton import open_skeleton

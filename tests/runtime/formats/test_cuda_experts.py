@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.formats.kernels.e2m1_matrix import E2m1Matrix
 from penstock.runtime.formats.kernels.on_card import clamped_gate, e2m1_kernels
 from penstock.runtime.formats.mxfp4 import Mxfp4

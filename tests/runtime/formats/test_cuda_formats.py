@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from bench.coded_synth import config_of, write_coded
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.formats.stored_linear import StoredLinear
 from penstock.runtime.memory.device import CudaDevice
 from tests.runtime.sessions import opened

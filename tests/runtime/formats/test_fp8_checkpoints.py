@@ -16,7 +16,7 @@ from penstock.planner.contract.decided.decisions import ResidentForms, WeightFor
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.formats.codings import CODINGS
 from penstock.runtime.formats.stored_linear import DECODED
 from penstock.runtime.model.skeleton import open_skeleton

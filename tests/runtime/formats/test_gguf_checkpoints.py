@@ -18,7 +18,7 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.prompts import read_vocabulary
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store

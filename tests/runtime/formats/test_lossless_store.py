@@ -15,7 +15,7 @@ from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_chec
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.runtime.asked.run_schema import PackFormat
-from penstock.runtime.engine.generate import Batch
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.engine.validate import load_unstreamed
 from penstock.runtime.model.skeleton import open_skeleton
 from penstock.runtime.store.verify import verify_store

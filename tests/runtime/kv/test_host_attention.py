@@ -23,8 +23,8 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.engine.validate import LogitsCheck, compare_logits
 from penstock.runtime.kv.outside import host_attention

@@ -18,10 +18,10 @@ from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
-from penstock.runtime.engine.generate import Batch, Generation, generate
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.engine.session import Session
-from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from tests.runtime.sessions import opened

@@ -12,8 +12,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import dram_use, vram_use
 from penstock.runtime.asked.run_schema import ReuseConfig
-from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.open_session import open_session
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.engine.session import Session
 from penstock.runtime.memory.ground import OpenCard
 from tests.runtime.sessions import CPU

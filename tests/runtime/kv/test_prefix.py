@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.plan.plan import Plan
-from penstock.runtime.engine.generate import Batch, Generation, generate
-from penstock.runtime.engine.rehearsal import rehearse
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate
+from penstock.runtime.engine.passes.rehearsal import rehearse
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_windows import kinds
 from penstock.runtime.kv.disk.page_keys import page_keys

@@ -24,8 +24,8 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.routers import RecordedRouters
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.experts.products import beside_card
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
 from tests.cli import HANGS_S

@@ -15,8 +15,8 @@ from penstock.planner.contract.decided.decisions import ExpertPolicyName, Expert
 from penstock.planner.contract.experts.expert_slots import fewest_slots, kept_at_first
 from penstock.planner.contract.experts.routing import Phase
 from penstock.planner.contract.experts.routing_files import read_routings
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.experts import expert_forward as forward
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts

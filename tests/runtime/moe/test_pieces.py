@@ -17,10 +17,10 @@ from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.engine.generate import Batch, Generation, generate
-from penstock.runtime.engine.rehearsal import longest_step
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, Generation, generate
+from penstock.runtime.engine.passes.rehearsal import longest_step
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.experts.expert_forward import Arrived, ExpertsInTurn, Group, HandedExperts, WholeExperts, layer_experts
 from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_table import APART, Lies

@@ -15,8 +15,8 @@ import torch
 from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.company import starting
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.generate import Batch
 from penstock.runtime.engine.open_session import open_session
+from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.led import open_led, rank_process
@@ -89,7 +89,7 @@ def main(own: str = "tests.runtime.ranks.played_cards") -> None:
         session.book("decode")
         told = {"stages": session.engine.stage_totals(), "others": session.rank.reports()}
         facts = session.engine.facts()
-        told |= {"handed": facts["handed"], "graphs": facts["graphs"], "launched": session.launched}
+        told |= {"handed": facts["handed"], "graphs": facts["graphs"], "prompts": facts["prompts"], "launched": session.launched}
         ring = session.engine.facts()["ring"]
     company.leave()
     torch.save({"said": said, "told": told, "ring": ring}, out)

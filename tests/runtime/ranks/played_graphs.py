@@ -19,7 +19,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from penstock.runtime.engine import open_session, recorded_side, step_recording
+from penstock.runtime.engine import open_session
+from penstock.runtime.engine.passes import prompt_recording, recorded_side, step_recording
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.batch.token_shape import Pair
 from tests.cli import HANGS_S
@@ -120,19 +121,24 @@ class Pieces:
     def warming(self) -> Iterator[None]:
         yield
 
-    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    @contextmanager
+    def recording(self) -> Iterator[None]:
         self._begin()
         try:
-            made = compute()
+            yield
             if _is_asked("FAILS", 0):
                 raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
         finally:
             self._end()
-        return made
 
-    def cut(self) -> None:
+    def record(self, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with self.recording():
+            return compute()
+
+    def cut(self) -> int:
         self._end()
         self._begin()
+        return len(self._pieces) - 2
 
     def _begin(self) -> None:
         self._pieces.append(Operators())
@@ -261,11 +267,13 @@ def main() -> None:
     """Lead, unless a watchdog started this."""
     zeros = torch.zeros
     torch.zeros = lambda *a, pin_memory=False, **more: zeros(*a, **more)  # type: ignore[assignment]
-    played_cards.HostCopier = recorded_side.CudaDevice = step_recording.CudaDevice = Card  # type: ignore[misc,assignment,attr-defined]
+    played_cards.HostCopier = Card  # type: ignore[misc,attr-defined]
+    for module in (recorded_side, step_recording, prompt_recording):
+        module.CudaDevice = Card  # type: ignore[misc,assignment,attr-defined]
     if "DISAGREES" in os.environ:
         recorded_side.disagreement = _disagrees  # type: ignore[assignment]
     recorded_side.CardPass = Graph  # type: ignore[misc,assignment]
-    step_recording.CardPieces = Pieces  # type: ignore[misc,assignment]
+    step_recording.CardPieces = prompt_recording.CardPieces = Pieces  # type: ignore[misc,assignment,attr-defined]
     open_session.open_kernel = lambda *_: Kernel()  # type: ignore[assignment]
     played_cards.main("tests.runtime.ranks.played_graphs")
 

@@ -19,9 +19,9 @@ from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.company.company import Company
 from penstock.runtime.company.starting import start
-from penstock.runtime.engine.generate import Batch, Generation
 from penstock.runtime.engine.open_session import open_session
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.sides.engine_options import EngineOptions
 from penstock.runtime.memory.device import CudaDevice
 from penstock.runtime.memory.ground import OpenCard

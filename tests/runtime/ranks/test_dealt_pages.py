@@ -13,8 +13,8 @@ from penstock.planner.common.measures import ALIGN
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler
 from tests.runtime.kv.pages import flip
 from tests.runtime.ranks.company import dealt_plan, opened
 from tests.support import decisions

@@ -25,8 +25,8 @@ from penstock.runtime.asked.foreseen import for_requests
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.beside.host_library import Level, machine_level
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.engine.session import Session
 from penstock.runtime.tools.pack import pack_checkpoint
 from tests.runtime.ranks.company import EVERY, dealt_plan, opened

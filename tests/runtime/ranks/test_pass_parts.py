@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.planner.contract.prices.launches import OPERATIONS
 from penstock.runtime.asked.sampling_keys import Sampling
-from penstock.runtime.engine.generate import Batch, Generation
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch, Generation
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.hops.hop import HopMeter
 from penstock.runtime.hops.torch_hop import Sent, TorchHop
 from penstock.runtime.kv.batch.row_parts import own_forward

@@ -23,8 +23,8 @@ from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.engine.rehearsal import longest_step
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.rehearsal import longest_step
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.hops.hop import HopMeter
 from penstock.runtime.kv.batch.kv_pool import KvPool
 from penstock.runtime.kv.batch.kv_sequence import KvSequence

@@ -15,8 +15,8 @@ from penstock.planner.contract.plan.planfile import plan_of_text, plan_text
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler
 from penstock.runtime.engine.session import Session
 from penstock.runtime.experts.expert_forward import ExpertsInTurn
 from penstock.runtime.model.skeleton import build_skeleton

@@ -17,8 +17,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.page_room import fitted
 from penstock.runtime.asked.run_schema import ReuseConfig, RunConfig
 from penstock.runtime.company.company import Company
-from penstock.runtime.engine.generate import Batch
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.ground import OpenCard
 from penstock.runtime.serve.motor.inbox import Inbox

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from penstock.runtime.engine.rehearsal import longest_step
+from penstock.runtime.engine.passes.rehearsal import longest_step
 from penstock.runtime.kv.disk.writer_lock import Locked
 from penstock.runtime.model.rows import Step
 from penstock.runtime.serve.motor import served as serving

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock.runtime.asked.sampling_keys import Sampling
-from penstock.runtime.engine.sampling import Sampler, _warpers
-from penstock.runtime.engine.step_inputs import CopiedInputs
+from penstock.runtime.engine.passes.sampling import Sampler, _warpers
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs
 from penstock.runtime.serve.motor.row_choice import RowChoice, Told
 from penstock.runtime.serve.motor.row_sampling import RowSampler
 from tests.runtime.sessions import CPU

@@ -18,8 +18,8 @@ from transformers.generation.logits_process import RepetitionPenaltyLogitsProces
 
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
-from penstock.runtime.engine.generate import Batch, Finished, Generation, generate, generating
-from penstock.runtime.engine.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.generate import Batch, Finished, Generation, generate, generating
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.speculate.chains import Chains
 from penstock.runtime.speculate.drafter import Drafts, Proposer

@@ -28,9 +28,9 @@ from penstock.planner.contract.prices.memory_law import drafter_bytes
 from penstock.planner.contract.published.model_source import further_heads_of
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
-from penstock.runtime.engine.generate import Batch, generate
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, generate
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.further.further_layer import feed
 from penstock.runtime.model.further.hidden_rows import HiddenRows

@@ -18,9 +18,9 @@ import penstock
 from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
-from penstock.runtime.engine.generate import Batch, generate
-from penstock.runtime.engine.sampling import Sampler, Sampling
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, generate
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.speculate.chains import Chains

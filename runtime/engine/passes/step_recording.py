@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from functools import partial
 
 from penstock.planner.contract.decided.recording import launched_because, staged_bytes
-from penstock.runtime.engine.recorded_side import FedStepper, RecordedSide
-from penstock.runtime.engine.rehearsal import longest_step
+from penstock.runtime.engine.passes.recorded_side import FedStepper, RecordedSide
+from penstock.runtime.engine.passes.rehearsal import longest_step
 from penstock.runtime.engine.sides.card_side import CardSide
 from penstock.runtime.engine.sides.host_side import HostSide
 from penstock.runtime.experts.expert_forward import HandedExperts

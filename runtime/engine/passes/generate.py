@@ -10,8 +10,8 @@ from itertools import count
 import torch
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.engine.sampling import Sampler, refuse_none
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.sampling import Sampler, refuse_none
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.batch.kv_sequence import KvSequence, PrefixCache
 from penstock.runtime.model.rows import RowKind, Step
 from penstock.runtime.speculate.chains import Chains

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedModel
 
 from penstock.planner.common.outside.cache_name import cache_name
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs, StepInputs
 from penstock.runtime.engine.sides.launch_seconds import LaunchSeconds
-from penstock.runtime.engine.step_inputs import CopiedInputs, StepInputs
 from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
 from penstock.runtime.kv.batch.kv_pool import KvPool

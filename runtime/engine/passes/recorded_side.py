@@ -15,10 +15,10 @@ from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import HostPool, pool_here
-from penstock.runtime.engine.rehearsal import first_step, longest_step
+from penstock.runtime.engine.passes.rehearsal import first_step, longest_step
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.engine.sides.card_side import CardSide
 from penstock.runtime.engine.sides.host_side import HostSide
-from penstock.runtime.engine.stepper import Stepper
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from penstock.runtime.model.binding import Binder, WeightStream
 from penstock.runtime.model.rows import Step

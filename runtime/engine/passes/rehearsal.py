@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from penstock.runtime.engine.generate import Batch, shares
-from penstock.runtime.engine.stepper import Stepper
+from penstock.runtime.engine.passes.generate import Batch, shares
+from penstock.runtime.engine.passes.stepper import Stepper
 from penstock.runtime.kv.attention.kernel_shape import telling_tokens
 from penstock.runtime.kv.batch.kv_sequence import KvSequence
 from penstock.runtime.model.rows import RowKind, Step
@@ -110,6 +110,19 @@ def longest_step(stepper: Stepper, rows: int, most_tokens: int, use: Callable[[S
             sequence.cached = most_tokens - tokens
         kind = RowKind.decode if tokens == 1 else RowKind.verify
         use(Step(tuple(sequence.row(tokens, kind, tokens) for sequence in sequences)))
+    finally:
+        _release(stepper, sequences)
+
+
+def prompt_pass(stepper: Stepper, rows: int, most_tokens: int, tokens: int, use: Callable[[Step], None]) -> None:
+    """Have ``use`` see a pass over the first ``tokens`` of ``rows`` prompts of at most ``most_tokens`` each, the first ones whole. Their
+    pages are held meanwhile."""
+    sequences, pool = [KvSequence.of(number, [0] * most_tokens) for number in range(rows)], stepper.pool.pages
+    given = [min(most_tokens, max(0, tokens - number * most_tokens)) for number in range(rows)]
+    try:
+        for sequence, count in zip(sequences, given, strict=True):
+            sequence.hold(pool, count)
+        use(Step(tuple(sequence.row(count, RowKind.prompt) for sequence, count in zip(sequences, given, strict=True) if count)))
     finally:
         _release(stepper, sequences)
 

@@ -1,0 +1,1 @@
+"""Passes with prompts, recorded around attention."""
