@@ -109,6 +109,8 @@ def test_it_may_be_forced_either_way() -> None:
     assert plan(prompt=4096, **{FORCED.replace(".", "__"): 4096}).decisions.recorded_prompt_tokens == 4096
     with pytest.raises(UserError, match=f"{FORCED}=256 breaks .*allowed: 0, since hardware.gpu.prompt_piece_s is not measured"):
         plan(0.0, **{FORCED.replace(".", "__"): SHORT})
+    with pytest.raises(UserError, match=f"{FORCED}=256 breaks .*allowed: 0, since a server's passes are launched"):
+        plan(workload__clients=4, **{FORCED.replace(".", "__"): SHORT})
     with pytest.raises(UserError, match=f"{FORCED}=255 breaks .*allowed: 256 or more or 0, the tokens of a pass"):
         plan(**{FORCED.replace(".", "__"): SHORT - 1})
 

@@ -14,7 +14,7 @@ from penstock.planner.contract.rules.expert_rules import expert_rules
 from penstock.planner.contract.rules.kv_rules import kv_rules
 from penstock.planner.contract.rules.rule import BrokenRule
 from penstock.planner.contract.rules.setting import Setting
-from penstock.planner.contract.rules.weight_rules import head_rules
+from penstock.planner.contract.rules.weight_rules import head_rules, prompt_rules
 
 
 def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload, decisions: Decisions) -> list[BrokenRule]:
@@ -22,7 +22,7 @@ def broken_rules(hardware: HardwareProfile, model: ModelSpec, workload: Workload
     capacities."""
     if ranges := [*Setting(hardware, model, decisions).broken(), *expert_rules(model, decisions)]:
         return ranges
-    counts = [*head_rules(hardware, model, decisions), *kv_rules(hardware, model, workload, decisions)]
+    counts = [*head_rules(hardware, model, decisions), *prompt_rules(workload, decisions), *kv_rules(hardware, model, workload, decisions)]
     return counts or list(_capacities(hardware, model, workload, decisions))
 
 

@@ -1,4 +1,4 @@
-"""The rule of the LM head's blocks; what each other decision about weights may be is declared with it."""
+"""Rules of the LM head's blocks and of a server's prompts; what each other decision about weights may be is declared with it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import head_block_bytes, head_block_limit, head_blocks
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
+from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.rules.rule import BrokenRule
+from penstock.planner.contract.rules.setting import RECORDED
 
 
 def head_rules(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Iterator[BrokenRule]:
@@ -24,3 +26,10 @@ def head_rules(hardware: HardwareProfile, model: ModelSpec, d: Decisions) -> Ite
             f"weights.head_blocks={blocks} makes LM-head blocks of {show_bytes(block)}; allowed: at most {unit}, "
             f"{show_bytes(head_block_limit(model))}; set head_blocks={head_blocks(model)}",
         )
+
+
+def prompt_rules(workload: Workload, d: Decisions) -> Iterator[BrokenRule]:
+    """A server's passes have rows beside prompts, so many as there are, and are launched."""
+    if workload.is_served and d.recorded_prompt_tokens:
+        given = f"recorded_prompt_tokens={d.recorded_prompt_tokens}"
+        yield BrokenRule(RECORDED, f"{given}; allowed: 0, since a server's passes are launched; set recorded_prompt_tokens=0")

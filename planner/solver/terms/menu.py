@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -183,8 +183,7 @@ def form_menu(hardware: HardwareProfile, model: ModelSpec, force: Force) -> list
 def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
     """Prefill pass sizes: the whole prompt, then halves of it. Each counts from the prompt's first token, and from the ends of eighths of
     its shared prefix."""
-    hardware, model, workload, force, batch = problem.hardware, problem.model, problem.workload, problem.force, problem.batch
-    prompt = workload.prompt_tokens
+    force, prompt = problem.force, problem.workload.prompt_tokens
     if force.prefill_chunk_tokens is not None:
         sizes = [force.prefill_chunk_tokens]
     else:
@@ -193,29 +192,28 @@ def pass_menu(problem: Problem, kept: KeptSet) -> list[PassChoice]:
             sizes.append(-(-sizes[-1] // 2))
     parts = MENUS.prefix_parts
     prefixes = sorted({kept.prefix_pages * part // parts for part in range(parts + 1)})
-    blocks = head_blocks(model) if hardware.gpu else 1
+    every = product(sizes, prefixes, recorded_menu(problem))
+    return [choice for tokens, pages, recorded in every for choice in _passes(problem, kept, tokens, pages, recorded)]
+
+
+def _passes(problem: Problem, kept: KeptSet, tokens: int, pages: int, recorded: bool) -> Iterator[PassChoice]:
+    """Those of ``tokens`` per sequence behind so many kept ``pages``, as a whole and in the best parts."""
+    hardware, model, workload, force, batch = problem.hardware, problem.model, problem.workload, problem.force, problem.batch
+    blocks, start, rows = head_blocks(model) if hardware.gpu else 1, pages * kept.page_tokens, batch * min(tokens, workload.prompt_tokens)
     activations = card_activation_bytes if hardware.gpu else activation_bytes
-    found = []
-    for tokens, pages, recorded in product(sizes, prefixes, recorded_menu(problem)):
-        rows = batch * min(tokens, prompt)
 
-        def phase_of(part: int, recording: int, tokens: int = tokens, pages: int = pages) -> Phase:
-            start = pages * kept.page_tokens
-            return prefill_phase(hardware, model, workload, batch, blocks, tokens, start, problem.forms, part, recording)
+    def recorded_for(part: int) -> int:
+        return (force.recorded_prompt_tokens or part or rows) if recorded else 0
 
-        def recording(part: int, rows: int = rows, recorded: bool = recorded) -> int:
-            return (force.recorded_prompt_tokens or part or rows) if recorded else 0
+    def phase_of(part: int) -> Phase:
+        return prefill_phase(hardware, model, workload, batch, blocks, tokens, start, problem.forms, part, recorded_for(part))
 
-        in_parts = [] if workload.is_served else part_sizes(model, rows)
-        phases = {size: phase_of(size, recording(size)) for size in in_parts}
-        seconds = {size: phase.rest.of(computing_of(hardware)) for size, phase in phases.items()}
-        for part in part_menu(force, seconds):
-            many = recording(part)
-            if 0 < many < (part or batch * tokens):
-                continue
+    phases = {size: phase_of(size) for size in ([] if workload.is_served else part_sizes(model, rows))}
+    for part in part_menu(force, {size: phase.rest.of(computing_of(hardware)) for size, phase in phases.items()}):
+        many = recorded_for(part)
+        if many == 0 or many >= (part or batch * tokens):
             nbytes = activations(model, workload, batch, tokens, part) + recorded_prompt_bytes(model, many)
-            found.append(PassChoice(tokens, part, many, nbytes, phases.get(part) or phase_of(part, many), kept.needed(pages)))
-    return found
+            yield PassChoice(tokens, part, many, nbytes, phases.get(part) or phase_of(part), kept.needed(pages))
 
 
 def recorded_menu(problem: Problem) -> list[bool]:
