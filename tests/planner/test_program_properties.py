@@ -55,7 +55,8 @@ def machines(draw, m, gpu_too=None):
     change["dram_bus_gbps"] = draw(st.sampled_from([0.0, 3.0, 20.0, 60.0, 120.0]))
     if with_gpu:
         tflops = draw(st.floats(1, 400))
-        change["gpu"] = gpu(h2d=curve, d2h=curve, dense_tflops=tflops)
+        piece_s, change["layer_launch_s"] = draw(st.sampled_from([(0.0, 2e-4), (2e-5, 2e-4), (2e-5, 2e-3)]))
+        change["gpu"] = gpu(h2d=curve, d2h=curve, dense_tflops=tflops, prompt_piece_s=piece_s)
     return machine(vram, dram, **change)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -74,6 +75,38 @@ def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path, model_type: 
         prompts.stop()
         again = stepper.run(steps[0])
         assert torch.equal(again, wanted[0])
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_rows_of_any_kinds_are_computed_in_recorded_passes(tmp_path: Path, model_type: str) -> None:
+    """Prompts behind others of theirs, several in a pass, beside tokens that are decoded: what lies where is attention's alone."""
+    checkpoint, draw = save_tiny(tmp_path, model_type), Random(7)
+    plan = plan_for(checkpoint, decisions(gpu=True, resident=(6, 6, 1), embedding=Tier.vram, cap=0, hwm=3, distance=0), gpu=True)
+    with opened(plan, checkpoint, HostCopier(), CPU) as session:
+        session.load(Batch([[5] * 40], 4, 1 << 20))
+        stepper, pages = session.engine.stepper, session.engine.kv.pages
+        rows = [KvSequence.of(number, [1 + (7 * n + number) % 200 for n in range(40)]) for number in range(3)]
+        for sequence in rows:
+            sequence.hold(pages, 40)
+        prompts = PromptLayers(decoder_layers(session.engine.model), stepper.attention, Pieces(CPU))
+        prompts.record(partial(stepper.run, Step((rows[0].row(16, RowKind.prompt),))))
+        for _ in range(12):
+            counts = [draw.choice((0, 1, draw.randrange(2, 9))) for _ in rows]
+            kinds = [RowKind.decode if count == 1 else RowKind.prompt for count in counts]
+            for sequence, count in zip(rows, counts, strict=True):
+                sequence.cached = 0 if sequence.cached + count > 40 else sequence.cached
+            step = Step(tuple(one.row(n, kind, n) for one, n, kind in zip(rows, counts, kinds, strict=True) if n))
+            if not step.rows:
+                continue
+            wanted, launched = stepper.run(step).float(), prompts.launched
+            prompts.begin_pass(step)
+            said = stepper.run(step).float()
+            prompts.begin_pass(Step(()))
+            assert prompts.launched == launched + 6 * (8 < step.tokens <= 16 and step.has_prompt)
+            assert torch.allclose(said, wanted, atol=0.02 * wanted.abs().max().item(), rtol=0)
+            for sequence, count in zip(rows, counts, strict=True):
+                sequence.cached += count
+        assert prompts.launched >= 3 * 6, "some passes had as many tokens"
 
 
 def test_tensors_of_tokens_are_found_wherever_they_lie_and_others_are_left() -> None:
