@@ -29,7 +29,7 @@ def _no_ways() -> Any:
     raise AssertionError("nothing hops")
 
 
-@pytest.mark.parametrize("model_type, dealt", [("llama", False), ("llama", True), ("qwen3", False), ("gemma2", False), ("phi3", False)])
+@pytest.mark.parametrize("model_type, dealt", [("llama", False), ("llama", True), ("qwen3", False), ("gemma3_text", False), ("gpt2", False)])
 def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path, model_type: str, dealt: bool) -> None:
     """``dealt``: something stands between each layer and those beside it, as between ranks."""
     checkpoint = save_tiny(tmp_path, model_type)
@@ -114,6 +114,8 @@ def test_tensors_of_tokens_are_found_wherever_they_lie_and_others_are_left() -> 
     given = Arguments((None, rotations), {"deep": ({"of": positions}, 7), "scales": scales, "lines": lines})
     found = TokenTensors(given, 5)
     assert all(one is other for one, other in zip(found.of(given), (rotations, positions, lines), strict=True))
+    assert found.are_those_of(given) and not found.are_those_of(Arguments((), given.named))
+    assert not found.are_those_of(Arguments((None, rotations[..., :2]), given.named))
     ours = [torch.zeros_like(one) for one in found.of(given)]
     rest, named = found.replaced(given, ours)
     assert rest[0] is None and rest[1] is ours[0] and named["deep"][0]["of"] is ours[1] and named["deep"][1] == 7

@@ -16,7 +16,7 @@ from penstock.planner.contract.decided.recording import serves_prompt
 from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.fused.direct import ATTENDS
 from penstock.runtime.model.rows import Step
-from penstock.runtime.recorded.prompts.token_tensors import Arguments, TokenTensors
+from penstock.runtime.recorded.prompts.token_tensors import Arguments, Path, TokenTensors
 from penstock.runtime.recorded.tabled_rows import refusal
 
 
@@ -43,7 +43,10 @@ class _Layer:
 
     begin: int
     module: nn.Module
+    asked: Any
     more: Mapping[str, Any]
+    asked_at: Path = ()
+    """Where ``asked`` lies among the layer's arguments."""
     end: int = 0
 
 
@@ -185,7 +188,7 @@ class PromptLayers:
         found.fill(places, hidden, given)
         self._pieces.launch(layer.begin)
         query, key, value = places.states
-        said, _ = self._attention.run(layer.module, query, key, value, given.named.get("attention_mask"), **layer.more)
+        said, _ = self._attention.run(layer.module, query, key, value, given.at(layer.asked_at), **layer.more)
         places.said.copy_(said)
         self._pieces.launch(layer.end)
         self.launched += 1
@@ -234,7 +237,7 @@ class PromptLayers:
                 if ours.shape != theirs.shape:
                     raise RuntimeError("layers attend with heads of unlike sizes")
                 torch.mul(theirs, 1, out=ours)
-            recording.layers.append(_Layer(self._pieces.cut(), module, more))
+            recording.layers.append(_Layer(self._pieces.cut(), module, asked, more))
             return recording.said, None
 
         modules = [module for layer in self._modules for module in layer.modules() if hasattr(module, ATTENDS)]
@@ -248,12 +251,17 @@ class PromptLayers:
                 setattr(module, ATTENDS, attends)
 
     def _record_layer(self, recording: _Recording, own: Callable[..., Any], given: Arguments) -> None:
+        if not recording.of_tokens.are_those_of(given):
+            raise RuntimeError("layers are given unlike tensors beside their hidden states")
         met, ours = len(recording.layers), recording.of_tokens.replaced(given, recording.given)
         made = own(recording.state, *ours.rest, **ours.named)
         if not isinstance(made, torch.Tensor) or len(recording.layers) != met + 1:
             raise RuntimeError("a layer attends once and says its hidden states alone, where prompts are recorded")
         torch.mul(made, 1, out=recording.state)
-        recording.layers[-1].end = self._pieces.cut()
+        layer, asked_at = recording.layers[-1], ours.path_of(recording.layers[-1].asked)
+        if asked_at is None:
+            raise RuntimeError("a layer makes a mask of its own for its attention")
+        layer.asked_at, layer.end = asked_at, self._pieces.cut()
 
 
 def _put(module: nn.Module, forward: Callable[..., Any]) -> None:
