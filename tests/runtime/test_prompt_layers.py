@@ -29,7 +29,9 @@ def _no_ways() -> Any:
     raise AssertionError("nothing hops")
 
 
-@pytest.mark.parametrize("model_type, dealt", [("llama", False), ("llama", True), ("qwen3", False), ("gemma3_text", False), ("gpt2", False)])
+@pytest.mark.parametrize(
+    "model_type, dealt", [("llama", False), ("llama", True), ("qwen3", False), ("gemma3_text", False), ("gpt2", False)]
+)
 def test_recorded_layers_say_what_launched_ones_say(tmp_path: Path, model_type: str, dealt: bool) -> None:
     """``dealt``: something stands between each layer and those beside it, as between ranks."""
     checkpoint = save_tiny(tmp_path, model_type)
