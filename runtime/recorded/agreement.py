@@ -27,14 +27,16 @@ def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
     return difference / length if length else difference
 
 
-def disagreement(got: torch.Tensor, want: torch.Tensor, layers: int) -> str | None:
-    """Why logits of units that the CPU computed cannot be those of the card; None where rounding explains the difference, or where the
-    card's are no numbers themselves."""
+def beyond_rounding(got: torch.Tensor, want: torch.Tensor, layers: int) -> str | None:
+    """How far ``got`` is off ``want``, which so many layers made, and what is allowed; None where rounding explains that, or where ``want``
+    are no numbers themselves."""
     if not bool(torch.isfinite(want).all()):
         return None
     error, allowed = relative_error(got, want), bf16_rounding(layers)
-    if error <= allowed:
-        return None
-    return (
-        f"what the CPU computes beside the card is {error:.3g} off, where rounding explains {allowed:.3g}: all units are copied to the card"
-    )
+    return None if error <= allowed else f"{error:.3g} off, where rounding explains {allowed:.3g}"
+
+
+def disagreement(got: torch.Tensor, want: torch.Tensor, layers: int) -> str | None:
+    """Why logits of units that the CPU computed cannot be those of the card; None where they can."""
+    off = beyond_rounding(got, want, layers)
+    return None if off is None else f"what the CPU computes beside the card is {off}: all units are copied to the card"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -61,6 +62,25 @@ def test_prompts_of_a_plan_that_has_them_so_are_launched_as_recorded(checkpoint:
         assert session.engine.facts()["prompts"] == {"tokens": TOKENS, "refused": None, "layers": LAYERS}
         prompt(session, TOKENS // 2)
         assert session.engine.facts()["prompts"]["layers"] == LAYERS, "more than half of its tokens are not there"
+
+
+class Forgetful(Pieces):
+    """Its last piece does nothing."""
+
+    def launch(self, number: int) -> None:
+        if number < 2 * LAYERS - 1:
+            super().launch(number)
+
+
+def test_what_was_recorded_and_says_something_else_is_not_launched(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompt_recording, "CardPieces", Forgetful)
+    with loaded(resident(checkpoint, TOKENS), checkpoint) as session:
+        said = prompt(session, TOKENS)
+        assert session.prompts_launched is not None
+        assert re.search(r"what was recorded is [\d.]+ off, where rounding explains 0.0191$", session.prompts_launched)
+        assert session.engine.facts()["prompts"]["tokens"] == 0
+    with loaded(resident(checkpoint, 0), checkpoint) as session:
+        assert torch.equal(said, prompt(session, TOKENS))
 
 
 @pytest.mark.parametrize("why, options", [("engine.graphs=false", {"graphs": False}), ("CUDA error: operation not permitted", {})])

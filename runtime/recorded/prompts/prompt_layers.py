@@ -16,6 +16,7 @@ from penstock.planner.contract.decided.recording import serves_prompt
 from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.fused.direct import ATTENDS
 from penstock.runtime.model.rows import Step
+from penstock.runtime.recorded.agreement import beyond_rounding
 from penstock.runtime.recorded.prompts.token_tensors import Arguments, Path, TokenTensors
 from penstock.runtime.recorded.tabled_rows import refusal
 
@@ -145,16 +146,20 @@ class PromptLayers:
 
     @torch.inference_mode()
     def record(self, run: Callable[[], object]) -> None:
-        """``run`` is a pass, whose tokens are one part; it is run twice. Others of as many tokens, or a few less, are launched in pieces
-        from now on. Whoever waits for hidden states of these passes gets them, also where nothing can be recorded: :attr:`refused`."""
+        """``run`` is a pass, whose tokens are one part. It is run three times: for kernels to be loaded, to be recorded, and as it was
+        recorded, to be held to the first. Others of as many tokens, or a few less, are launched in pieces from now on. Whoever waits for
+        hidden states of these passes gets them, also where nothing can be recorded: :attr:`refused`."""
         met: list[Arguments] = []
         given: list[torch.Tensor] = []
+        made: list[torch.Tensor] = []
 
         def meet(number: int, hidden: torch.Tensor, *rest: Any, **named: Any) -> Any:
             met.append(Arguments(rest, named))
             given[:1] = given[:1] or [hidden.clone()]
             with self._pieces.warming():
-                return self._own[number](hidden, *rest, **named)
+                found = self._own[number](hidden, *rest, **named)
+            made[:] = [found]
+            return found
 
         with self._standing_in(meet):
             run()
@@ -166,9 +171,29 @@ class PromptLayers:
 
         with self._standing_in(capture):
             run()
-        if self._recording is not None:
-            for number, (module, own) in enumerate(zip(self._modules, self._own, strict=True)):
-                _put(module, RecordedLayer(own, number, self))
+        if self._recording is None:
+            run()
+            return
+        self._hold_to(made[0], run)
+        if self.refused is not None:
+            self.stop()
+            return
+        for number, (module, own) in enumerate(zip(self._modules, self._own, strict=True)):
+            _put(module, RecordedLayer(own, number, self))
+
+    def _hold_to(self, wanted: torch.Tensor, run: Callable[[], object]) -> None:
+        """Compute ``run`` as it was recorded. Where rounding does not explain what lies between the last layer and ``wanted``, it is
+        refused."""
+
+        def launch(number: int, hidden: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+            found = self.launch(number, hidden, Arguments(rest, named))
+            if number == len(self._own) - 1 and (off := beyond_rounding(found, wanted, len(self._own))) is not None:
+                self.refused = f"what was recorded is {off}"
+            return found
+
+        with self._standing_in(launch):
+            run()
+        self.launched = 0  # what a run is told of are its own
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next."""
