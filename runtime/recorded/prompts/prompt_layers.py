@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +17,8 @@ from penstock.runtime.kv.batch.row_parts import own_forward
 from penstock.runtime.model.fused.direct import ATTENDS
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import beyond_rounding
-from penstock.runtime.recorded.prompts.token_tensors import Arguments, Path, TokenTensors
+from penstock.runtime.recorded.prompts.prompt_memory import PromptMemory
+from penstock.runtime.recorded.prompts.token_tensors import Arguments, Path
 from penstock.runtime.recorded.tabled_rows import refusal
 
 
@@ -51,68 +52,6 @@ class _Layer:
     end: int = 0
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where recorded kernels read and write, of so many tokens. Made once: to cut a tensor takes a host as long as to launch a kernel."""
-
-    state: torch.Tensor
-    given: Sequence[torch.Tensor]
-    states: Sequence[torch.Tensor]
-    said: torch.Tensor
-
-
-@dataclass
-class _Recording:
-    """Of passes of at most ``tokens``: where recorded kernels read and write. Other passes lie there in turn."""
-
-    tokens: int
-    state: torch.Tensor
-    """[1, tokens, hidden]: what a layer is given, and then what it made."""
-    of_tokens: TokenTensors
-    given: Sequence[torch.Tensor]
-    """What layers are given beside it of each token."""
-    met: Sequence[Arguments]
-    """Each layer's arguments as they were recorded: kernels read the other tensors of these."""
-    filled: list[torch.Tensor | None]
-    """What was copied to ``given`` last. Layers of a pass are given the same objects."""
-    states: Sequence[torch.Tensor] = ()
-    """Query, key and value, [1, heads, tokens, dim] each."""
-    said: torch.Tensor | None = None
-    """[1, tokens, heads, dim]: what attention says."""
-    layers: list[_Layer] = field(default_factory=list)
-    _places: dict[int, _Places] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, state: torch.Tensor, met: Sequence[Arguments]) -> _Recording:
-        """For passes of as many tokens as ``state`` has; layers were given ``met``."""
-        of_tokens = TokenTensors(met[0], state.shape[1])
-        given = [one.clone() for one in of_tokens.of(met[0])]
-        return cls(state.shape[1], state, of_tokens, given, met, [None] * len(given))
-
-    def places(self, tokens: int) -> _Places:
-        """Those of the first ``tokens``."""
-        if tokens not in self._places:
-            assert self.said is not None, "it was recorded"
-            given = [one[:, :tokens] if one.ndim > 1 else one[:tokens] for one in self.given]
-            states = [one[:, :, :tokens] for one in self.states]
-            self._places[tokens] = _Places(self.state[:, :tokens], given, states, self.said[:, :tokens])
-        return self._places[tokens]
-
-    def fill(self, places: _Places, hidden: torch.Tensor, given: Arguments) -> None:
-        """Copy what a layer is given to where its kernels read it, in one call; what lies there already is left."""
-        into, source = [places.state], [hidden]
-        for number, one in enumerate(self.of_tokens.of(given)):
-            if one is not self.filled[number]:
-                self.filled[number] = one
-                into.append(places.given[number])
-                source.append(one)
-        torch._foreach_copy_(into, source)
-
-    def forget(self) -> None:
-        """A pass comes whose tokens are others."""
-        self.filled = [None] * len(self.given)
-
-
 class RecordedLayer:
     """Stands in for a layer's forward ``inner``."""
 
@@ -132,7 +71,8 @@ class PromptLayers:
     def __init__(self, layers: Iterable[nn.Module], attention: Attention, pieces: Pieces):
         self._attention, self._pieces, self._modules = attention, pieces, list(layers)
         self._own = [own_forward(layer) for layer in self._modules]
-        self._recording: _Recording | None = None
+        self._memory: PromptMemory | None = None
+        self._layers: list[_Layer] = []
         self._now = False
         self.refused: str | None = None
         """Why passes are launched one kernel after the other; None where they are not."""
@@ -142,7 +82,7 @@ class PromptLayers:
     @property
     def tokens(self) -> int:
         """That are recorded; 0: none are."""
-        return 0 if self._recording is None else self._recording.tokens
+        return 0 if self._memory is None else self._memory.tokens
 
     @torch.inference_mode()
     def record(self, run: Callable[[], object]) -> None:
@@ -166,12 +106,12 @@ class PromptLayers:
 
         def capture(number: int, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
             if number == 0:  # all of them at once: hops between layers are not to be recorded
-                self._recording = self._recorded(given[0], met)
+                self._memory = self._recorded(given[0], met)
             return hidden
 
         with self._standing_in(capture):
             run()
-        if self._recording is None:
+        if self._memory is None:
             run()
             return
         self._hold_to(made[0], run)
@@ -198,19 +138,19 @@ class PromptLayers:
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next."""
         self._now = step.has_prompt
-        if self._recording is not None:
-            self._recording.forget()
+        if self._memory is not None:
+            self._memory.forget()
 
     def serves(self, tokens: int) -> bool:
         """Whether a layer's part of the pass is launched in pieces."""
-        return self._now and self._recording is not None and serves_prompt(self._recording.tokens, tokens)
+        return self._now and serves_prompt(self.tokens, tokens)
 
     def launch(self, number: int, hidden: torch.Tensor, given: Arguments) -> torch.Tensor:
         """What layer ``number`` makes of ``hidden`` [1, tokens, hidden], whose other arguments are ``given``."""
-        found = self._recording
-        assert found is not None, "it was recorded"
-        layer, places = found.layers[number], found.places(hidden.shape[1])
-        found.fill(places, hidden, given)
+        memory, layer = self._memory, self._layers[number]
+        assert memory is not None, "it was recorded"
+        places = memory.places(hidden.shape[1])
+        memory.fill(places, hidden, given)
         self._pieces.launch(layer.begin)
         query, key, value = places.states
         said, _ = self._attention.run(layer.module, query, key, value, given.at(layer.asked_at), **layer.more)
@@ -223,7 +163,7 @@ class PromptLayers:
         """Passes are launched as ever, and the memory is given back. Safe to call twice."""
         for module, own in zip(self._modules, self._own, strict=True):
             _put(module, own)
-        self._recording = None
+        self._memory, self._layers = None, []
         self._pieces.close()
 
     @contextmanager
@@ -236,34 +176,28 @@ class PromptLayers:
             for module, own in zip(self._modules, self._own, strict=True):
                 _put(module, own)
 
-    def _recorded(self, state: torch.Tensor, met: Sequence[Arguments]) -> _Recording | None:
+    def _recorded(self, state: torch.Tensor, met: Sequence[Arguments]) -> PromptMemory | None:
         """All layers, whose arguments are ``met``, over ``state``."""
-        recording = _Recording.of(state, met)
+        memory = PromptMemory.of(state, met)
         try:
-            with self._attended(recording), self._pieces.recording():
+            with self._attended(memory), self._pieces.recording():
                 for own, given in zip(self._own, met, strict=True):
-                    self._record_layer(recording, own, given)
+                    self._record_layer(memory, own, given)
         except RuntimeError as error:
-            self.refused = refusal(error)
+            self.refused, self._layers = refusal(error), []
             return None
-        return recording
+        return memory
 
     @contextmanager
-    def _attended(self, recording: _Recording) -> Iterator[None]:
+    def _attended(self, memory: PromptMemory) -> Iterator[None]:
         """Inside, attention ends a piece instead of being computed."""
 
         def cut(module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, asked: Any, **more: Any) -> Any:
             if not self._attention.keeps(module):
                 raise RuntimeError("a layer attends with K and V of another one")
-            if not recording.states:
-                recording.states = [torch.empty_like(one) for one in (query, key, value)]
-                recording.said = value.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-            for ours, theirs in zip(recording.states, (query, key, value), strict=True):
-                if ours.shape != theirs.shape:
-                    raise RuntimeError("layers attend with heads of unlike sizes")
-                torch.mul(theirs, 1, out=ours)
-            recording.layers.append(_Layer(self._pieces.cut(), module, asked, more))
-            return recording.said, None
+            said = memory.attended(query, key, value)
+            self._layers.append(_Layer(self._pieces.cut(), module, asked, more))
+            return said, None
 
         modules = [module for layer in self._modules for module in layer.modules() if hasattr(module, ATTENDS)]
         before = [getattr(module, ATTENDS) for module in modules]
@@ -275,15 +209,15 @@ class PromptLayers:
             for module, attends in zip(modules, before, strict=True):
                 setattr(module, ATTENDS, attends)
 
-    def _record_layer(self, recording: _Recording, own: Callable[..., Any], given: Arguments) -> None:
-        if not recording.of_tokens.are_those_of(given):
+    def _record_layer(self, memory: PromptMemory, own: Callable[..., Any], given: Arguments) -> None:
+        if not memory.of_tokens.are_those_of(given):
             raise RuntimeError("layers are given unlike tensors beside their hidden states")
-        met, ours = len(recording.layers), recording.of_tokens.replaced(given, recording.given)
-        made = own(recording.state, *ours.rest, **ours.named)
-        if not isinstance(made, torch.Tensor) or len(recording.layers) != met + 1:
+        met, ours = len(self._layers), memory.of_tokens.replaced(given, memory.given)
+        made = own(memory.state, *ours.rest, **ours.named)
+        if not isinstance(made, torch.Tensor) or len(self._layers) != met + 1:
             raise RuntimeError("a layer attends once and says its hidden states alone, where prompts are recorded")
-        torch.mul(made, 1, out=recording.state)
-        layer, asked_at = recording.layers[-1], ours.path_of(recording.layers[-1].asked)
+        torch.mul(made, 1, out=memory.state)
+        layer, asked_at = self._layers[-1], ours.path_of(self._layers[-1].asked)
         if asked_at is None:
             raise RuntimeError("a layer makes a mask of its own for its attention")
         layer.asked_at, layer.end = asked_at, self._pieces.cut()
