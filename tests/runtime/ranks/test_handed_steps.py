@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,31 +11,29 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.host_rates import HostRates
-from penstock.planner.contract.plan.planfile import write_plan
-from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.handed.handed_steps import HandedSteps
 from penstock.runtime.handed.launched_units import LaunchedUnits
 from penstock.runtime.handed.ring_turns import RingTurns, Standing
+from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
 from penstock.runtime.moving.ring import VramRing
 from penstock.runtime.recorded.host_steps import host_unit
-from tests.cli import HANGS_S, ROOT
 from tests.runtime.fakes import FakeDevice
 from tests.runtime.formats.coded_checkpoints import compressed, gptq, packed, whole
 from tests.runtime.formats.test_whole_checkpoints import GPTQ, Made, made, weights
+from tests.runtime.ranks import played_cards
 from tests.runtime.ranks.company import EVERY, dealt_plan
 from tests.runtime.ranks.played_cards import steps
-from tests.runtime.steppers import unstreamed
+from tests.runtime.ranks.played_runs import run_played, said_as_the_whole
 from tests.runtime.test_host_steps import Gated
 from tests.support import HostCopier, decisions, machine, save_tiny
 
@@ -93,19 +89,8 @@ def hold_to_transformers(case: str, checkpoint: Path, decoded: Path, dtype: torc
     chosen = decisions(gpu=True, batch=3, pages=16, **decided)
     chosen = replace(chosen, weights=replace(chosen.weights, host=HostUnits(units, ROWS)))
     plan = dealt_plan(checkpoint, chosen, count, card, batch=3, requests=3)
-    assert [broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank] == [[]] * count
-    write_plan(plan, tmp_path / "plan.yaml")
-    out = tmp_path / "said.pt"
-    command = [sys.executable, "-m", "tests.runtime.ranks.played_cards", str(tmp_path / "plan.yaml"), str(checkpoint), str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(out)
-    model = AutoModelForCausalLM.from_pretrained(decoded, dtype=dtype).eval()
-    whole = unstreamed(model)
-    asked = list(steps(whole.pool.pages))
-    for step, said in zip(asked, found["said"], strict=True):
-        want = whole.run(step).float()
-        assert torch.allclose(said.float(), want, atol=CLOSE[dtype] * want.abs().max().item(), rtol=0)
+    found = said_as_the_whole(run_played(played_cards, plan, checkpoint, tmp_path, {}), tmp_path, decoded, dtype, CLOSE[dtype])
+    asked = list(steps(PagePool(160, 16)))
     handed = [step for step in asked if len(step.rows) <= ROWS and len(step.rows[0].tokens) == 1]
     told = found["told"]["handed"], *(report["handed"] for report in found["told"]["others"])
     assert all(one == {"steps": len(handed), "refused": None} for one in told) and len(handed) < len(asked) - 3

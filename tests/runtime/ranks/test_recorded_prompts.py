@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.given.links import Links
-from penstock.planner.contract.plan.planfile import write_plan
-from penstock.planner.contract.rules.broken import broken_rules
-from tests.cli import HANGS_S, ROOT
+from tests.runtime.ranks import played_graphs
 from tests.runtime.ranks.company import EVERY, dealt_plan
-from tests.runtime.ranks.played_cards import steps
-from tests.runtime.steppers import unstreamed
+from tests.runtime.ranks.played_runs import run_played, said_as_the_whole
 from tests.support import decisions, machine, save_tiny
 
 PART = 8
@@ -37,17 +29,8 @@ def told(where: Path, part_tokens: int, recorded_tokens: int, **asked: str) -> d
     resident = decisions(gpu=True, batch=3, pages=16, resident=(3, 3, 1), cap=0, hwm=3, distance=0, embedding=Tier.vram)
     made = replace(resident, prefill_chunk_tokens=16, prefill_part_tokens=part_tokens, recorded_prompt_tokens=recorded_tokens)
     plan = dealt_plan(checkpoint, made, 2, card, batch=3, requests=3)
-    assert [broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank] == [[], []]
-    write_plan(plan, where / "plan.yaml")
-    command = [sys.executable, "-m", "tests.runtime.ranks.played_graphs", where / "plan.yaml", checkpoint, where / "said.pt"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False, env=os.environ | asked)
-    assert done.returncode == 0, done.stderr[-3000:]
-    said = torch.load(where / "said.pt")
-    whole = unstreamed(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval())
-    for step, logits in zip(steps(whole.pool.pages), said["said"], strict=True):
-        want = whole.run(step).float()
-        assert torch.allclose(logits.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
-    return dict(said["told"])
+    done = run_played(played_graphs, plan, checkpoint, where, asked)
+    return dict(said_as_the_whole(done, where, checkpoint)["told"])
 
 
 def test_parts_of_prompts_are_launched_as_they_were_recorded(tmp_path: Path) -> None:

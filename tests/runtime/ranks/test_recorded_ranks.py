@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.links import Links
-from penstock.planner.contract.plan.planfile import write_plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN
-from penstock.planner.contract.rules.broken import broken_rules
-from tests.cli import HANGS_S, ROOT
+from tests.runtime.ranks import played_graphs
 from tests.runtime.ranks.company import EVERY, dealt_plan
-from tests.runtime.ranks.played_cards import steps
+from tests.runtime.ranks.played_runs import run_played, said_as_the_whole
 from tests.runtime.ranks.test_handed_steps import RATES
-from tests.runtime.steppers import unstreamed
 from tests.support import decisions, machine, save_tiny
 
 ROWS = 3
@@ -52,24 +45,14 @@ def led(case: str, where: Path, **asked: str) -> tuple[Path, subprocess.Complete
         for own, one in zip(units, plan.ranks.decided(plan.decisions), strict=True)
     )
     plan = replace(plan, decisions=first, ranks=replace(plan.ranks, others=tuple(others)))
-    assert [broken_rules(p.hardware, p.model, p.workload, p.decisions) for p in plan.each_rank] == [[]] * count
     assert [len(p.placement.host_units) for p in plan.each_rank] == units
-    write_plan(plan, where / "plan.yaml")
-    command = [sys.executable, "-m", "tests.runtime.ranks.played_graphs", where / "plan.yaml", checkpoint, where / "said.pt"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=HANGS_S, check=False, env=os.environ | asked)
-    return checkpoint, done
+    return checkpoint, run_played(played_graphs, plan, checkpoint, where, asked)
 
 
 def told(case: str, where: Path, **asked: str) -> dict[str, Any]:
     """What rank 0 tells of a run that says what the whole model says."""
     checkpoint, done = led(case, where, **asked)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = torch.load(where / "said.pt")
-    whole = unstreamed(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval())
-    for step, said in zip(steps(whole.pool.pages), found["said"], strict=True):
-        want = whole.run(step).float()
-        assert torch.allclose(said.float(), want, atol=0.02 * want.abs().max().item(), rtol=0)
-    return dict(found["told"])
+    return dict(said_as_the_whole(done, where, checkpoint)["told"])
 
 
 def computed(found: dict[str, Any]) -> list[int]:
