@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.plan.tier_fill import fills
 from penstock.planner.contract.prices.launches import is_recorded, issue_s, keeps_link_busier, pieces_issue_s
 from penstock.planner.contract.prices.price import computing_of
@@ -105,6 +106,15 @@ def launched_pieces_s(plan: Plan) -> float:
     if plan.hardware.gpu is None or not is_recorded(plan.hardware, plan.placement, plan.decisions.kv):
         return 0.0
     return pieces_issue_s(plan.hardware, plan.model, plan.decisions.batch)
+
+
+def prompt_waits_s(plan: Plan) -> float:
+    """Seconds of a prefill that would not be, if launching took the host nothing; 0 without a card, and where it is next to nothing."""
+    if plan.hardware.gpu is None:
+        return 0.0
+    machine, whole_s = replace(plan.hardware, layer_launch_s=0.0), plan.prediction.prefill_s
+    at_once = predict_ranks(machine, plan.model, plan.workload, plan.ranks.decided(plan.decisions), plan.dealing)
+    return whole_s - at_once.prefill_s if at_once.prefill_s < NEARLY * whole_s else 0.0
 
 
 def _capacities(plan: Plan, margins: dict[str, Margin]) -> Iterator[Constraint]:

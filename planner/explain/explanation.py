@@ -11,11 +11,11 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.recording import are_tabled, hops_launched, launched_because
+from penstock.planner.contract.decided.recording import are_tabled, hops_launched, launched_because, prompts_launched_because
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import broken_in
 from penstock.planner.contract.prices.launches import recorded_launch_s
-from penstock.planner.explain.constraints import Constraint, constraints, launched_pieces_s, launches_bind
+from penstock.planner.explain.constraints import Constraint, constraints, launched_pieces_s, launches_bind, prompt_waits_s
 from penstock.planner.explain.margins import NOTICEABLE, Margin, margins
 from penstock.planner.explain.neighbours import Neighbour, candidates, neighbours
 from penstock.planner.explain.one_more import OneMore, one_more
@@ -167,6 +167,13 @@ def _launched(plan: Plan) -> Iterator[str]:
         why = launched_because(plan.placement, kv.pages - kv.vram_pages) or hops_launched(plan.hardware, plan.model)
         why = why or "there is no Triton here, or none was probed"
         yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
+    if waits_s := prompt_waits_s(plan):
+        prefill_s, kv, how = plan.prediction.prefill_s, plan.decisions.kv, "also where its layers are recorded around their attention"
+        if not plan.decisions.recorded_prompt_tokens:
+            why = prompts_launched_because(plan.hardware, plan.placement, kv.pages - kv.vram_pages) or "that was not faster"
+            how = f"layers are not recorded for prompts, {why}"
+        waited = f"{show_seconds(waits_s)} of {show_seconds(prefill_s)}"
+        yield f"A prefill waits {waited} for the host to launch (hardware.layer_launch_s): {how}."
     pieces_s, step_s = launched_pieces_s(plan), plan.prediction.decode_s_per_token
     if plan.model.experts and pieces_s > NOTICEABLE * step_s:
         pieces, hardware = len(plan.model.experts.layers), plan.hardware

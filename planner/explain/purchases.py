@@ -226,9 +226,11 @@ def best_purchase(found: tuple[Purchase, ...]) -> Purchase | None:
 
 
 def with_card(hardware: HardwareProfile, card: HardwareProfile) -> HardwareProfile:
-    """``hardware`` with the card of another machine in place of its own. The slower of both links stays: the slot may be the limit."""
+    """``hardware`` with the card of another machine in place of its own. The slower of both links stays: the slot may be the limit. So does
+    what its host takes to launch pieces of a prompt."""
     gpu, own = card.gpu, hardware.gpu
     assert gpu is not None
+    gpu = gpu if own is None else replace(gpu, prompt_piece_s=own.prompt_piece_s)
     if own is not None and own.h2d.peak < gpu.h2d.peak:
         gpu = replace(gpu, h2d=own.h2d, d2h=own.d2h, h2d_pageable_gbps=own.h2d_pageable_gbps, h2d_with_d2h_gbps=own.h2d_with_d2h_gbps)
     return replace(hardware, vram_bytes=card.vram_bytes, gpu=gpu)

@@ -11,12 +11,16 @@ import pytest
 
 from penstock import solve
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import show_seconds
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.plan.schedules import launching_prompts
 from penstock.planner.contract.prices.launches import OPERATIONS, issue_s, prompt_operations, recorded_operations
 from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.constraints import prompt_waits_s
+from penstock.planner.explain.explanation import _launched
+from penstock.planner.explain.purchases import with_card
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
@@ -124,3 +128,32 @@ def test_an_edited_plan_that_streams_records_no_prompts(residents: dict[str, int
     edited = replace(plan().decisions, weights=replace(weights, vram=replace(weights.vram, resident_units=units)))
     (said,) = rows_of(replace(plan(), decisions=edited))
     assert said == f"recorded_prompt_tokens={SHORT}; allowed: 0, since {why}; set recorded_prompt_tokens=0"
+
+
+@pytest.mark.parametrize(
+    "piece_s, prompt, how",
+    [
+        (0.0, SHORT, "layers are not recorded for prompts, hardware.gpu.prompt_piece_s is not measured"),
+        (4e-4, SHORT, "also where its layers are recorded around their attention"),
+        (0.0, 4096, None),
+        (1e-5, SHORT, None),
+    ],
+)
+def test_a_user_is_told_what_a_prompt_waits_for(piece_s: float, prompt: int, how: str | None) -> None:
+    made = plan(piece_s, prompt)
+    said = list(_launched(made))
+    if how is None:
+        assert said == [] and prompt_waits_s(made) == 0
+        return
+    (line,) = said
+    waited = f"{show_seconds(prompt_waits_s(made))} of {show_seconds(made.prediction.prefill_s)}"
+    assert line == f"A prefill waits {waited} for the host to launch (hardware.layer_launch_s): {how}."
+    least_s = plan(1e-5).prediction.prefill_s
+    assert prompt_waits_s(made) == pytest.approx(made.prediction.prefill_s - least_s, rel=0.02)
+
+
+def test_another_card_has_the_host_that_launches_for_this_one() -> None:
+    hardware, other = plan().hardware, solve(hardware="h200", model="llama8b").hardware
+    assert other.gpu is not None and other.gpu.prompt_piece_s == 0
+    found = with_card(hardware, other).gpu
+    assert found is not None and found.prompt_piece_s == PIECE_S and found.name == other.gpu.name
