@@ -158,7 +158,7 @@ def test_who_waits_for_a_step_in_pieces_is_told_how_long():
     assert hardware.gpu is not None
     copies = replace(plan, hardware=replace(hardware, gpu=replace(hardware.gpu, copy_s=0.9 * hardware.layer_launch_s / MOST_COPIES)))
     assert "hardware.gpu.copy_s" in next(_launched(copies))
-    assert not list(_launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
+    assert not any(line.startswith("Decode") for line in _launched(replace(plan, hardware=replace(hardware, layer_launch_s=0.0))))
 
 
 def test_a_host_that_launches_slowly_is_told_of_its_copies_where_it_hardly_launches():
