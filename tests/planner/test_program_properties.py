@@ -122,8 +122,8 @@ def test_more_memory_or_bandwidth_never_predicts_slower(data):
 
 
 def every_decision(hardware, m, w, base: Decisions):
-    """All that the program could choose for a small instance: residents, caches, reads, tables, passes, KV tiers, and as many expert slots
-    as fit. Routers stay in VRAM."""
+    """All that the program could choose for a small instance: residents, caches, reads, tables, passes, KV tiers, prompts that are recorded
+    where nothing streams, and as many expert slots as fit. Routers stay in VRAM."""
     n, on_gpu = m.layers, hardware.gpu is not None
     blocks = head_blocks(m) if on_gpu else 1
     counts = range(n + 1) if on_gpu else [0]
@@ -149,8 +149,10 @@ def every_decision(hardware, m, w, base: Decisions):
                 dram=replace(v.dram, cap_layers=cap, hwm_layers=cap + 3, prefetch_distance=cap + 3, resident_layers=cap),
                 ssd=replace(v.ssd, block_bytes=block, queue_depth=depth, staging_bytes=block * depth),
             )
-            made = replace(base, weights=weights, kv=kv, prefill_chunk_tokens=chunk)
+            made = replace(base, weights=weights, kv=kv, prefill_chunk_tokens=chunk, recorded_prompt_tokens=0)
             yield replace(made, experts=most_slots(hardware, m, w, made)) if m.experts else made
+            if on_gpu and (attn, ffn, head) == (n, n, blocks):
+                yield replace(made, recorded_prompt_tokens=base.batch * chunk)
 
 
 def most_slots(hardware, m, w, made):
