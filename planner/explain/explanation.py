@@ -168,12 +168,12 @@ def _launched(plan: Plan) -> Iterator[str]:
         why = why or "there is no Triton here, or none was probed"
         yield f"Decode waits for the host to launch kernels (hardware.layer_launch_s): steps are not recorded, {why}."
     if waits_s := prompt_waits_s(plan):
-        prefill_s, kv, how = plan.prediction.prefill_s, plan.decisions.kv, "also where its layers are recorded around their attention"
+        prefill_s, kv, by = plan.prediction.prefill_s, plan.decisions.kv, "gpu.prompt_piece_s"
+        how = "also where its layers are recorded around their attention"
         if not plan.decisions.recorded_prompt_tokens:
             why = prompts_launched_because(plan.hardware, plan.placement, kv.pages - kv.vram_pages) or "that was not faster"
-            how = f"layers are not recorded for prompts, {why}"
-        waited = f"{show_seconds(waits_s)} of {show_seconds(prefill_s)}"
-        yield f"A prefill waits {waited} for the host to launch (hardware.layer_launch_s): {how}."
+            by, how = "layer_launch_s", f"layers are not recorded for prompts, {why}"
+        yield f"A prefill waits {show_seconds(waits_s)} of {show_seconds(prefill_s)} for the host to launch (hardware.{by}): {how}."
     pieces_s, step_s = launched_pieces_s(plan), plan.prediction.decode_s_per_token
     if plan.model.experts and pieces_s > NOTICEABLE * step_s:
         pieces, hardware = len(plan.model.experts.layers), plan.hardware

@@ -147,7 +147,8 @@ def test_a_user_is_told_what_a_prompt_waits_for(piece_s: float, prompt: int, how
         return
     (line,) = said
     waited = f"{show_seconds(prompt_waits_s(made))} of {show_seconds(made.prediction.prefill_s)}"
-    assert line == f"A prefill waits {waited} for the host to launch (hardware.layer_launch_s): {how}."
+    by = "gpu.prompt_piece_s" if piece_s else "layer_launch_s"
+    assert line == f"A prefill waits {waited} for the host to launch (hardware.{by}): {how}."
     least_s = plan(1e-5).prediction.prefill_s
     assert prompt_waits_s(made) == pytest.approx(made.prediction.prefill_s - least_s, rel=0.02)
 

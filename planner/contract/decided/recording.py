@@ -73,16 +73,25 @@ def launched_because(placement: Placement, kv_outside: int) -> str | None:
     return "KV of running sequences lies outside VRAM" if kv_outside else None
 
 
+def prompts_never_recorded(hardware: HardwareProfile, model: ModelSpec) -> str | None:
+    """Why no layer of a prompt of ``model`` is recorded around its attention, wherever its weights lie; None where one can be."""
+    if hardware.gpu is None:
+        return "the model computes on the CPU"
+    if (why := never_recorded(model)) is not None:
+        return why
+    if not records_whole(model):
+        return "routers choose experts"
+    return None if hardware.gpu.prompt_piece_s else "hardware.gpu.prompt_piece_s is not measured"
+
+
 def prompts_launched_because(hardware: HardwareProfile, placement: Placement, kv_outside: int) -> str | None:
     """Why layers of a prompt by ``placement`` are launched kernel after kernel; None where all can be recorded around their attention.
     ``kv_outside``: see :func:`launched_because`. Hops between ranks lie between layers, so that whoever launches these may record them."""
     if (why := launched_because(placement, kv_outside)) is not None:
         return why
-    if not records_whole(placement.model):
-        return "routers choose experts"
     if streaming := len(placement.streamed_units):
         return "a unit streams" if streaming == 1 else f"{streaming} units stream"
-    return None if hardware.gpu and hardware.gpu.prompt_piece_s else "hardware.gpu.prompt_piece_s is not measured"
+    return prompts_never_recorded(hardware, placement.model)
 
 
 def serves_prompt(recorded_tokens: int, tokens: int) -> bool:

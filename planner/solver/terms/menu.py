@@ -11,7 +11,7 @@ from penstock.planner.common.measures import ALIGN, GB, align_up
 from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
-from penstock.planner.contract.decided.recording import never_recorded, records_whole
+from penstock.planner.contract.decided.recording import prompts_never_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
@@ -219,11 +219,11 @@ def _passes(problem: Problem, kept: KeptSet, tokens: int, pages: int, recorded: 
 def recorded_menu(problem: Problem) -> list[bool]:
     """Whether prompts are recorded around attention: not, or either where ``problem`` lets them be, or as forced. Only where nothing
     streams: the program sees to it."""
-    hardware, forced = problem.hardware, problem.force.recorded_prompt_tokens
+    forced = problem.force.recorded_prompt_tokens
     if forced is not None:
         return [bool(forced)]
-    may = hardware.gpu is not None and hardware.gpu.prompt_piece_s > 0 and not problem.workload.is_served
-    return [False, True] if may and records_whole(problem.model) and never_recorded(problem.model) is None else [False]
+    launched = problem.workload.is_served or prompts_never_recorded(problem.hardware, problem.model) is not None
+    return [False] if launched else [False, True]
 
 
 def part_menu(force: Force, seconds: Mapping[int, float]) -> list[int]:

@@ -18,7 +18,8 @@ class PromptRecording:
     """Of ``fed``, in passes of ``options.prompt_tokens``; 0: the plan has none recorded."""
 
     def __init__(self, fed: FedStepper, copier: CopyDevice | None, options: EngineOptions):
-        self._fed, self._asked, self._layers = fed, options.prompt_tokens, list[PromptLayers]()
+        self._fed, self._asked = fed, options.prompt_tokens
+        self._layers: PromptLayers | None = None
         self._why: str | None = None
         if options.graphs is False:
             self._why = "engine.graphs=false"
@@ -30,16 +31,15 @@ class PromptRecording:
         stepper, tokens = self._fed.stepper, min(self._asked, rows * most_tokens)
         if not tokens or self._why is not None or stepper.paged is None:
             return
-        layers = PromptLayers(decoder_layers(self._fed.model), stepper.paged, CardPieces(stepper.device))
-        self._layers.append(layers)
+        self._layers = layers = PromptLayers(decoder_layers(self._fed.model), stepper.paged, CardPieces(stepper.device))
         with self._fed.binder.fed_by(self._fed.rehearsal):
             prompt_pass(stepper, rows, most_tokens, tokens, lambda step: layers.record(partial(stepper.run, step)))
         self._why = layers.refused
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next."""
-        for layers in self._layers:
-            layers.begin_pass(step)
+        if self._layers is not None:
+            self._layers.begin_pass(step)
 
     @property
     def launched_because(self) -> str | None:
@@ -51,10 +51,10 @@ class PromptRecording:
         none recorded."""
         if not self._asked:
             return None
-        tokens, launched = (sum(getattr(one, name) for one in self._layers) for name in ("tokens", "launched"))
+        tokens, launched = (0, 0) if self._layers is None else (self._layers.tokens, self._layers.launched)
         return {"tokens": tokens, "refused": self._why, "layers": launched}
 
     def close(self) -> None:
         """Give memory back. Safe to call twice."""
-        for layers in self._layers:
-            layers.stop()
+        if self._layers is not None:
+            self._layers.stop()
