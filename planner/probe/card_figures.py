@@ -47,6 +47,7 @@ def card_config(gpu: Gpu, found: Findings) -> GpuConfig:
         h2d_pageable_gbps=number("gpu.h2d_pageable_gbps"),
         h2d_with_d2h_gbps=number("gpu.h2d_with_d2h_gbps"),
         copy_s=number("gpu.copy_s") or GpuConfig.copy_s,
+        prompt_piece_s=number("gpu.prompt_piece_s"),
         layer_kernels_s=GpuConfig.layer_kernels_s if find_spec("triton") else 0.0,
         decode=found.by_name("gpu.decode"),
         products=found.by_name("gpu.products"),

@@ -47,10 +47,12 @@ from penstock.planner.probe.runtime_rates import (
     HOPS,
     LINKS,
     PRODUCTS,
+    PROMPTS,
     measure_decoders,
     measure_hops,
     measure_links,
     measure_products,
+    measure_prompts,
 )
 from penstock.planner.probe.scratch_file import MEMORY, Cursor, Target, existing_files, file_system, free_bytes, scratch_bytes, scratch_file
 from penstock.planner.probe.ssd_rates import SLICE_S, STEADY, Buffers, fill_scratch, read_long, read_sampler
@@ -169,6 +171,9 @@ def _measure_compute(
         return []
     meter.say("GPU: link and compute")
     measure_card(found, gpu, arena, shares.gpu_s)
+    if shares.links_s:
+        meter.say("launching a recorded layer of a prompt")
+        found.attempt(PROMPTS, lambda: measure_prompts(shares.cpu_s / 3, gpu.index))
     if arena is None:
         return []
     if shares.products_s:

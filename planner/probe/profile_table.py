@@ -46,6 +46,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
     ]
     if gpu is None:
         return rows + _hops(config.links)
+    rows += [("gpu.prompt_piece_s", show_seconds(gpu.prompt_piece_s))] if gpu.prompt_piece_s else []
     if (host := config.host) is not None:
         products = "\n".join(_products(name, rates) for name, rates in host.products.items())
         others = ", ".join(f"{count} for {name}" for name, count in host.format_threads.items())

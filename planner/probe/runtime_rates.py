@@ -21,11 +21,12 @@ PRODUCTS = (
     "host.format_threads",
     "host.f16_products",
 )
+PROMPTS = ("gpu.prompt_piece_s",)
 HOPS = ("links.hop_s", "links.p2p_gbps")
 LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s", "links.vram_bytes")
 HOP_WAYS = {"copies": "copies from GPU to GPU", "NCCL": "NCCL send and receive", "gloo": "gloo send and receive"}
 """By what hops go, in words."""
-DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S = 40.0, 70.0, 45.0
+DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S, PROMPTS_PATIENCE_S = 40.0, 70.0, 45.0, 40.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
 
@@ -62,6 +63,14 @@ def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> I
         "threads by which CPU and link together move more of a format, FFN of 4096 x 14336, one row",
     )
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
+
+
+def measure_prompts(seconds: float, gpu: int) -> Iterator[Figure]:
+    """What the host takes to launch a layer of a prompt that is recorded around its attention; 0 where none is."""
+    told = _told("prompt_times", [f"gpu={gpu}", f"seconds={seconds}"], "recorded prompts", PROMPTS_PATIENCE_S)
+    how = "a Llama of tiny layers, 64 tokens, each layer in two CUDA graphs around its attention: median"
+    how = f"prompts are not recorded here: {told['refused']}" if "refused" in told else how
+    yield Figure("gpu.prompt_piece_s", told.get("piece_s", 0.0), how)
 
 
 def measure_links(

@@ -158,7 +158,8 @@ def machine_of(monkeypatch, names, broken=(), own=0, told=None):
 def test_a_card_of_another_kind_is_measured_and_stands_beside_the_first_one(monkeypatch, tmp_path):
     told = TOLD | {"alone": [50.0, 22.0], "together": [[2, 60.0]], "free_bytes": [15 * 10**9, 20 * 10**9]}
     found, cfg, asked = machine_of(monkeypatch, ("5080", "3090"), told=told)
-    assert asked[0][2:] == ["penstock.runtime.timed.rank_times", "devices=0,1", "seconds=0.5"]
+    assert asked[0][2:] == ["penstock.runtime.timed.prompt_times", "gpu=0", f"seconds={QUICK.cpu_s / 3}"]
+    assert asked[1][2:] == ["penstock.runtime.timed.rank_times", "devices=0,1", "seconds=0.5"]
     assert cfg.devices == [0, 1] and cfg.gpu.name == "5080"
     (other,) = cfg.others
     assert (other.device, other.vram_bytes, other.gpu.name, other.gpu.context_bytes) == (1, 24 * 10**9, "3090", 2 * 10**8)
@@ -186,7 +187,7 @@ def test_a_card_of_another_kind_is_measured_and_stands_beside_the_first_one(monk
 def test_all_cards_of_a_kind_are_like_the_one_that_was_measured_and_those_of_the_first_kind_come_first(monkeypatch):
     told = TOLD | {"alone": [50.0, 50.0, 22.0, 22.0], "free_bytes": [15 * 10**9, 14 * 10**9, 20 * 10**9, 20 * 10**9]}
     found, cfg, asked = machine_of(monkeypatch, ("3090", "5080", "3090", "5080"), own=1, told=told)
-    assert asked[0][2:][1] == "devices=1,3,0,2" and cfg.devices == [1, 3, 0, 2]
+    assert asked[1][2:][1] == "devices=1,3,0,2" and cfg.devices == [1, 3, 0, 2]
     assert [(other.device, other.gpu.name) for other in cfg.others] == [(0, "3090"), (2, "3090")]
     assert cfg.vram_bytes == 14 * 10**9 + 2 * 10**8, "of its own kind the one that has least"
     assert [card.device for card in hardware_from(cfg).others] == [0, 2]

@@ -50,7 +50,7 @@ def worse_than(earlier: HardwareConfig, new: HardwareConfig) -> list[Worse]:
     return sorted(found, key=lambda worse: worse.share)
 
 
-_SECONDS = (".pin_s_per_gb", "layer_launch_s", ".copy_s")
+_SECONDS = (".pin_s_per_gb", "layer_launch_s", ".copy_s", ".prompt_piece_s")
 """Figures of which less is better."""
 
 
@@ -72,5 +72,5 @@ def _rates(config: HardwareConfig) -> Iterator[tuple[str, float]]:
 def _of_card(of: str, gpu: GpuConfig) -> Iterator[tuple[str, float]]:
     yield f"{of}.h2d", max((float(rate) for _, rate in gpu.h2d), default=0.0)
     yield f"{of}.d2h", max((float(rate) for _, rate in gpu.d2h), default=0.0)
-    for name in ("memory_gbps", "dense_tflops", "attention_tflops", "copy_s"):
+    for name in ("memory_gbps", "dense_tflops", "attention_tflops", "copy_s", "prompt_piece_s"):
         yield f"{of}.{name}", getattr(gpu, name)
