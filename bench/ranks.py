@@ -9,7 +9,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=words.json counts=2 model=llama8b layers=32 vram= words=1.5e-5  # recorded with hops
     python bench/ranks.py work=/dev/shm/penstock out=beside.json counts=2 layers=8 steps=12 cpu=true   # and the CPU computes
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 parts=512,256  # in VRAM
-    python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 prompts=2e-4  # recorded
+    python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 launched=true
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
@@ -33,8 +33,8 @@ other seconds of it; words=0 has steps launched.
 With `rounds` a prompt is run so many times, and the first time is set beside the others. With `parts` the same is done once more for each
 of these tokens of a part, as nobody solved for: what parts of a prompt cost the host.
 
-With `prompts`, the seconds in which the host launches a layer of a prompt that is recorded around its attention (`bench/prompt_graphs.py`
-measures them), each plan is solved and run once more: there prompts of a model wholly in VRAM are recorded where that is faster.
+With `launched`, each plan that has a prompt's layers recorded around attention is solved and run once more, with prompts launched kernel
+by kernel. Both beside the first of `counts` are rows.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
@@ -78,7 +78,7 @@ KEYS = (
     "batch",
     "rounds",
     "parts",
-    "prompts",
+    "launched",
 )
 REACHED = {"decode": {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}, "prefill": {count: ">= 0.92" for count in (1, 2, 4)}}
 FASTER = {"decode": {2: ">= 1.85", 4: ">= 2.9"}, "prefill": {2: ">= 1.8", 4: ">= 2.85"}}
@@ -205,30 +205,26 @@ class Ranks:
             yield from self.beside(count, report)
         if "kept" in self.given:
             yield from self.kept(count)
-        if "prompts" in self.given:
-            yield from self.recorded(count, made["prefill_s"])
+        yield from self.recorded(count, report)
         if ranks:
             for tokens in filter(None, self.given.get("parts", "").split(",")):
                 yield from self.in_parts(count, tokens, made["prefill_s"])
 
-    def recorded(self, count: int, launched_s: float) -> Iterator[Row]:
-        """The prompt as it is solved where layers may be recorded for it, over the prompt whose kernels are launched one by one. Nothing
-        where the program has none recorded."""
-        report = self.made(f"prompts-{count}", count, [f"hardware.gpu.prompt_piece_s={self.given['prompts']}"], [])
-        one, made = (report["ranks"] or [report])[0], report["measured"]
-        if one["prompts"] is None:
-            print(f"  {count} ranks: prompts are launched kernel by kernel, as before", flush=True)
+    def recorded(self, count: int, report: Mapping[str, Any]) -> Iterator[Row]:
+        """A prompt whose layers were recorded, over the same prompt launched kernel by kernel. Nothing where the plan has none recorded."""
+        found = (report["ranks"] or [report])[0]["prompts"]
+        if "launched" not in self.given or found is None:
             return
-        if one["prompts"]["refused"] is not None:
-            raise SystemExit(f"{count} ranks: prompts were not recorded: {one['prompts']['refused']}")
-        taken = made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9
-        seconds, predicted_s = median(report["prefill_each_s"][1:] or report["prefill_each_s"]), report["predicted"]["prefill_s"]
-        what = f"prefill recorded for {one['prompts']['tokens']} tokens"
-        reached, predicted = seconds / launched_s, predicted_s / seconds
-        yield Row(f"{count} ranks", f"{what}, over launched", seconds, launched_s, "s", reached, "", predicted, *taken)
-        first, target = self.first["prefill"], FASTER_COMPUTED.get(count, "")
-        yield Row(f"{count} ranks", f"{what}, x one", first, seconds, "s", first / seconds, target, None, *taken)
-        yield from self.launching(f"{count} ranks", report)
+        if found["refused"] is not None:
+            raise SystemExit(f"{count} ranks: prompts were not recorded: {found['refused']}")
+        launched = self.made(f"launched-{count}", count, ["force.recorded_prompt_tokens=0"], [])
+        took_s, seconds = (median(one["prefill_each_s"][1:] or one["prefill_each_s"]) for one in (report, launched))
+        made, predicted_s = launched["measured"], launched["predicted"]["prefill_s"]
+        what, taken = f"prefill recorded for {found['tokens']} tokens, over launched", (made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9)
+        yield Row(f"{count} ranks", what, took_s, seconds, "s", took_s / seconds, "", predicted_s / seconds, *taken)
+        first = self.first["prefill"]
+        yield Row(f"{count} ranks", "prefill launched, x one", first, seconds, "s", first / seconds, "", None, *taken)
+        yield from self.launching(f"{count} ranks, launched", launched)
 
     def in_parts(self, count: int, tokens: str, solved_s: float) -> Iterator[Row]:
         """The prompt in parts of so many ``tokens``, over the parts that the program chose."""

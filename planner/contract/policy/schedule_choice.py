@@ -22,8 +22,9 @@ TRIED = 2
 """Steps for which a schedule is tried again that was left."""
 MARGIN = 0.05
 """What another schedule must gain: a share of a step. Less would follow the noise of steps."""
-AGAIN, LATEST = 64, 1024
-"""Steps until the plan's own schedule is tried again, twice as many after each trial in vain, up to the latest."""
+AGAIN, LATEST = 16, 1024
+"""Steps until the plan's own schedule is tried again, twice as many after each trial in vain, up to the latest. So what was taken for some
+steps and given back is used again within about as many."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,16 @@ def test_a_trial_in_vain_is_made_ever_less_often() -> None:
     choice = ScheduleChoice((HYBRID, ALONE))
     play(choice, SEEN + 2, crowded)
     lost = sum(schedule is HYBRID for schedule, _ in play(choice, 8 * LATEST, crowded))
-    assert lost <= (TRIED + 1) * 14
+    assert lost <= (TRIED + 1) * 15
+
+
+@given(st.integers(SEEN, 2 * LATEST))
+def test_cores_are_used_again_within_as_many_steps_as_they_were_gone(gone: int) -> None:
+    choice = ScheduleChoice((HYBRID, ALONE))
+    play(choice, 20, as_planned)
+    play(choice, gone, crowded)
+    told = play(choice, min(gone + AGAIN, LATEST) + 2 * SEEN, as_planned)
+    assert told[-1][0] is HYBRID
 
 
 def test_of_two_slow_schedules_the_less_slow_one_is_followed() -> None:

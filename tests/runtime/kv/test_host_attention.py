@@ -18,7 +18,7 @@ from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
-from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
+from penstock.planner.contract.policy.schedule_choice import AGAIN, ScheduleChoice
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
@@ -134,7 +134,7 @@ def test_steps_stream_while_another_process_has_the_cores_and_come_back(checkpoi
             slow[0] = slow[0] and done < 20
 
         session.generate(batch, Sampler(Sampling(), CPU), progress=progress)
-    assert choice.current is own and choice.steps[alone.name] >= 64 and choice.steps[own.name] > 10
+    assert choice.current is own and choice.steps[alone.name] >= AGAIN and choice.steps[own.name] > 10
     assert [line for line in told if "streaming alone from now on" in line] and [line for line in told if "schedule again" in line]
 
 
