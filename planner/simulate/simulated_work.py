@@ -10,7 +10,14 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
-from penstock.planner.contract.prices.launches import copied_issue_s, is_recorded, pieces_issue_s, recorded_operations, step_issue_s
+from penstock.planner.contract.prices.launches import (
+    begun_issue_s,
+    copied_issue_s,
+    is_recorded,
+    pieces_issue_s,
+    recorded_operations,
+    step_issue_s,
+)
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import (
@@ -97,7 +104,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
         prompt = replace(work, prompt_tokens=last)
         seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more) for h, k in machines)
         before_s = lookup_s(plan.hardware, model, batch * (last - first), 1) if far else 0.0
-        before_s += restore_s if first == start else 0.0
+        before_s += begun_issue_s(plan.hardware) + (restore_s if first == start else 0.0)
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
         cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first), prompt=True)
         found.append(Passes(1, Pass(True, ns(before_s), *cut, first, last - first, 0, ns(launched_s), least[True])))

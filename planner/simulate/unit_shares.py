@@ -15,7 +15,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import decode_s, unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, serving_issue_s
-from penstock.planner.contract.prices.stages import elementwise_bytes_per_token, packed
+from penstock.planner.contract.prices.stages import between_products_s, packed
 from penstock.planner.simulate.lanes.lanes import NS, ns
 
 
@@ -63,8 +63,7 @@ class UnitShares:
         besides; it is no expert's."""
         experts = self._plan.model.experts
         routed, touched = (len(self._plan.model.moe), touched_experts(experts, tokens)) if experts else (0, 1.0)
-        in_turn = prompt and self._plan.hardware.gpu is None
-        work, work_each, work_row = self._work(context, tokens, routed, touched, attended, in_turn)
+        work, work_each, work_row = self._work(context, tokens, routed, touched, attended, prompt)
         issue, issue_each = [self._operations(unit, tokens, recorded) for unit in self._units], 0
         if experts and recorded:
             issue_each = OPERATIONS.piece_each(tokens, are_tabled(self._plan.model, tokens))
@@ -82,10 +81,10 @@ class UnitShares:
         return Cut(unit_ns, issued_ns, each_ns, ns(by_issue * issue_each), by_work * work_row * NS, served_ns)
 
     def _work(
-        self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int], in_turn: bool
+        self, context: float, tokens: int, routed: int, touched: float, attended: frozenset[int], prompt: bool
     ) -> tuple[list[float], float, float]:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: seconds of reading, or of
-        products, of decoding beside them, and of what a card does between them. ``in_turn``: of both, as a CPU computes a prompt."""
+        products, of decoding beside them, and of what a card does between them. Of both, where a CPU computes a ``prompt``."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
         read_kv_s = self._batch * context * model.kv_bytes_per_token / model.layers / hardware.weight_gbps / GB
         here = {unit for unit in self._units if unit.kind == "attn" and unit.layer not in attended}
@@ -103,10 +102,10 @@ class UnitShares:
             read_each, row_s = unit_s(hardware, expert, each_rows), 2 * expert.elements / hardware.dense_tflops / 1e12
             decode_each = decode_s(hardware, expert, each_rows) if hardware.gpu else 0.0
         if hardware.gpu:
-            between_s = tokens * elementwise_bytes_per_token(model) / model.layers / hardware.gpu.memory_gbps / GB
+            between_s = between_products_s(hardware, model, tokens, int(prompt)) / model.layers
             for at, unit in enumerate(self._units):
                 flops[at] += self._product_s(decode_s, unit, tokens) + (between_s if unit.kind == "attn" else 0.0)
-        if in_turn:
+        if prompt and hardware.gpu is None:
             times = packed(tokens)
             return [f * times + r for f, r in zip(flops, read, strict=True)], read_each, row_s * times
         if sum(read) + routed * touched * read_each > sum(flops) + routed * (touched * decode_each + rows * row_s):

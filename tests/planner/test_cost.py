@@ -170,9 +170,9 @@ def test_what_lies_between_matrix_products_adds_to_a_long_prefill():
     quick = replace(hardware, gpu=replace(hardware.gpu, memory_gbps=1e9, dense_tflops=1e9, attention_tflops=1e9))
     slow = replace(quick, gpu=replace(quick.gpu, memory_gbps=100.0, attention_tflops=1e9))
     w = work(prompt_tokens=65536)
-    bytes_moved = 65536 * elementwise_bytes_per_token(m)
+    bytes_moved = 65536 * elementwise_bytes_per_token(m, False)
     assert prefill_compute_s(slow, m, w, 1, 65536) == pytest.approx(bytes_moved / 100e9, rel=1e-3)
-    assert 20 * m.hidden * m.layers * m.compute_dtype.nbytes < elementwise_bytes_per_token(m)
+    assert 20 * m.hidden * m.layers * m.compute_dtype.nbytes < elementwise_bytes_per_token(m, False)
 
 
 def test_ssd_rates_hold_at_measured_points_and_below_them():

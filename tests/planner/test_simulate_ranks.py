@@ -201,7 +201,8 @@ def test_recorded_steps_wait_for_the_cpu_as_long_whatever_launching_takes(count:
             if hops == "recorded":
                 assert step_s == pytest.approx(plan.prediction.decode_s_per_token, rel=0.03)
             took[hops, launch_s] = step_s
-    assert took["recorded", 6e-4] == took["recorded", 5e-3] < 0.95 * took["launched", 5e-3]
+    assert took["recorded", 6e-4] == pytest.approx(took["recorded", 5e-3], rel=0.005)  # behind a prompt that took longer
+    assert took["recorded", 5e-3] < 0.95 * took["launched", 5e-3]
 
 
 def test_each_rank_streams_alone_by_one_prediction() -> None:

@@ -15,7 +15,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.prices.cost import load_s, pinned_gb, predict
-from penstock.planner.contract.prices.launches import is_recorded
+from penstock.planner.contract.prices.launches import begun_issue_s, is_recorded
 from penstock.planner.contract.prices.stages import (
     FIXED,
     Stage,
@@ -152,10 +152,13 @@ def _compute(
             return recorded_s(machine, model, context, batch * each)
         return decode_compute_s(machine, model, verified, batch * each)
 
+    def prompts_s(machine: HardwareProfile) -> float:
+        return prefill_compute_s(machine, model, workload, batch, chunk, start) + passes * begun_issue_s(machine)
+
     errors: list[Callable[[HardwareProfile], float]] = []
     if prefill_s := seen.prefill.get(Stage.compute):
         products_s = _beyond(prefill_s, lookup_s(base, model, rows, passes) if far else 0.0)
-        errors.append(lambda h: math.log(prefill_compute_s(h, model, workload, batch, chunk, start) / products_s))
+        errors.append(lambda h: math.log(prompts_s(h) / products_s))
     if decode_s := seen.decode.get(Stage.compute):
         step_s = _beyond(decode_s, lookup_s(base, model, batch * each, 1) if far else 0.0)
         errors.append(lambda h: math.log(stepping_s(h) / step_s))

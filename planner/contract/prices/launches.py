@@ -31,6 +31,11 @@ class Operations:
     part: int = 15
     """More of a layer for each part of a prompt that goes through it by itself, from rank to rank: 8 make room for it, the rest are what
     receiving and sending take. On one core of Zen 4 a part takes 1.3 times a whole layer of a launched prompt (`bench/prompt_host.py`)."""
+    begun: int = 90
+    """Once of a pass with prompts, before its first layer: its tokens' tables, embeddings, rotations. The card waits. Of 8 layers of 8B that
+    were recorded, wall less kernels is 1.1 ms for 128 tokens and 1.3 for 512 on a host of four H100s, where an operation takes 12.7 us."""
+    recorded_part: int = 6
+    """More of a part whose layer is recorded. On that host a part took 0.35 ms of two ranks and 0.40 of four, its pieces 0.11."""
     known: int = 13
     """Fewer of a prompt's layer on a card: the run's own code asks less for it than ``transformers`` does in the layer that is measured.
     Fitted with ``part``: a host of four H100s whose measured layer takes 1.35 ms launched 32 parts of a prompt in 48 to 54 ms, and in 57 to
@@ -198,9 +203,15 @@ def recorded_operations(hardware: HardwareProfile, model: ModelSpec, tokens: int
     return (gpu.prompt_piece_s - coded_s) / launch_s * dense - dense - prompt_operations(hardware, True)
 
 
-def part_operations(parts: int) -> int:
-    """More operations of a layer for each of so many parts of a pass; a whole one has none."""
-    return OPERATIONS.part if parts > 1 else 0
+def part_operations(parts: int, tokens: int, recorded_tokens: int) -> int:
+    """More operations of a layer for each of so many parts of a pass, of ``tokens`` each, where one of ``recorded_tokens`` is recorded; a
+    whole pass has none."""
+    return OPERATIONS.part + OPERATIONS.recorded_part * serves_prompt(recorded_tokens, tokens) if parts > 1 else 0
+
+
+def begun_issue_s(hardware: HardwareProfile) -> float:
+    """Host seconds of a pass with prompts before its first layer is launched, in which a card waits; 0 without one."""
+    return OPERATIONS.begun / OPERATIONS.dense(True) * hardware.layer_launch_s if hardware.gpu else 0.0
 
 
 def issue_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, more: float = 0) -> float:

@@ -17,6 +17,7 @@ from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.launches import (
+    begun_issue_s,
     coded_issue_s,
     issue_s,
     part_operations,
@@ -154,7 +155,8 @@ def prefill_phase(
     computed_by = model.decoded(forms.decoded)
     # a layer computes a part as a pass of its own would, with more operations, but for the weights, which come once a pass
     parts = parts_of(rows, part_tokens)
-    more = part_operations(parts) + recorded_operations(hardware, computed_by, -(-rows // parts), recorded_tokens)
+    each = -(-rows // parts)
+    more = part_operations(parts, each, recorded_tokens) + recorded_operations(hardware, computed_by, each, recorded_tokens)
     at_once = -(-min(chunk_tokens, left) // parts)
     head_s = batch * 2 * model.lm_head.elements / hardware.dense_tflops / 1e12
     compute_s = chained_s(
@@ -172,12 +174,13 @@ def prefill_phase(
             machine, own.decoded(forms.decoded), workload, batch, at_once, start, least_s, more
         ),
     )
+    compute_s += passes * begun_issue_s(hardware)
     rest = _rest(hardware, model, head_blocks, passes, compute_s, passes * model.multiplied_bytes(rows))
     rest += Price(issued=_issued_s(hardware, model, prefill_issue_s(hardware, computed_by, workload, batch, at_once, start, more)))
     late = _late(hardware, model, rows, passes, lambda machine: prefill_compute_s(machine, computed_by, workload, batch, at_once, start))
     lookups = _lookups(hardware, model, batch * left, passes)
     filled = prompt_fill(workload)
-    coded = _coded(hardware, model, forms, passes * parts, -(-rows // parts), in_turn=1 / parts)
+    coded = _coded(hardware, model, forms, passes * parts, each, in_turn=1 / parts)
     head = _head(hardware, model, head_blocks) * passes
     kv_read = earlier_kv(workload, passes, start)
     return Phase(passes, rows, kv_read, filled, filled, rest, lookups, coded=coded, late=late, head=head)

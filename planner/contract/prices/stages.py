@@ -62,6 +62,10 @@ class FixedCosts:
     cpu_packing_rows: float = 80.0
     """The CPU's matrix library packs the weights once a product. That takes as long as so many rows: with oneDNN and BF16 on 2 cores, 29.0
     ms for 128 rows of 4096 x 4096 and 46.9 ms for 256."""
+    prompt_layer_s: float = 8e-5
+    """Seconds by which a layer of a prompt takes a card longer than its products, than what its kernels between them move, and than
+    ``Gpu.layer_kernels_s``: kernels wait for each other. Fitted to 8B on H100s, 2048 tokens: one card took 56.0 ms, two 35.6 in parts of
+    1024, four 24.0 in parts of 512 (docs/log.md, 2026-11-28)."""
     ttft_decode_weight: float = 1e-3
     """Weight of the decode phase when the objective is time to first token: it only breaks ties."""
 
@@ -258,12 +262,11 @@ def _with_products(
     kernels_s: float,
 ) -> float:
     """Of ``passes`` over ``rows`` tokens each, ``prompt_tokens`` of prompts in all. A GPU's matrix products wait for the operations between
-    them, which its memory binds, and which take ``kernels_s`` a layer at least. A CPU's pack the weights first."""
+    them (:func:`between_products_s`). Where launches are hidden, reading weights does so for ``kernels_s`` a layer. A CPU's pack the weights
+    first."""
     if hardware.gpu:
         flops_s += passes * model_decode_s(hardware, model, rows)
-        least_s = passes * model.layers * kernels_s
-        between_s = prompt_tokens * elementwise_bytes_per_token(model) / hardware.gpu.memory_gbps / GB
-        return max(flops_s + max(between_s, least_s), passes_s + least_s)
+        return max(flops_s + between_products_s(hardware, model, prompt_tokens, passes), passes_s + passes * model.layers * kernels_s)
     return flops_s * packed(rows) + passes_s
 
 
@@ -276,10 +279,26 @@ def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: f
     return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
 
 
-def elementwise_bytes_per_token(model: ModelSpec) -> int:
+def between_products_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, passes: int) -> float:
+    """Seconds of a card between the matrix products of ``tokens`` tokens of prompts, in so many passes: what its memory moves, and, with
+    the run's own kernels, what each layer of a pass takes besides."""
+    gpu = hardware.gpu
+    assert gpu is not None
+    moved_s = tokens * elementwise_bytes_per_token(model, bool(gpu.layer_kernels_s)) / gpu.memory_gbps / GB
+    return moved_s + (passes * model.layers * (gpu.layer_kernels_s + FIXED.prompt_layer_s) if gpu.layer_kernels_s else 0.0)
+
+
+def elementwise_bytes_per_token(model: ModelSpec, fused: bool) -> int:
     """Bytes that one token's pass moves through the device's memory outside matrix products, all layers.
 
-    Elements read and written in the eager forward of a Llama-like layer in ``transformers`` v5, tensor by tensor:
+    Elements read and written in a Llama-like layer, tensor by tensor. In the run's own kernels (``fused``; runtime/model/fused):
+
+    * two RMSNorms, 2 each, the sums before and behind the second one, 2 and 3, of ``hidden``;
+    * SiLU and the gated product, 3 of ``ffn_width``;
+    * rotary embedding, 2 of the query and key widths;
+    * K and V written to the cache, 4 of ``kv_width``.
+
+    In the eager forward of ``transformers`` v5:
 
     * two RMSNorms in float32, 18 each, and two residual sums, 3 each, of ``hidden``;
     * SiLU and the gated product, 5 of ``ffn_width``;
@@ -287,7 +306,8 @@ def elementwise_bytes_per_token(model: ModelSpec) -> int:
     * the attention's output made contiguous, 2;
     * K and V written to the cache, 4 of ``kv_width``.
     """
-    elements = 42 * model.hidden + 5 * model.ffn_width + 12 * model.attn_width + 14 * model.kv_width
+    hidden, ffn, attn, kv = (9, 3, 2, 6) if fused else (42, 5, 12, 14)
+    elements = hidden * model.hidden + ffn * model.ffn_width + attn * model.attn_width + kv * model.kv_width
     return elements * model.compute_dtype.nbytes * model.layers
 
 

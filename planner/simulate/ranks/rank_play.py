@@ -11,7 +11,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.launches import is_recorded, part_operations
+from penstock.planner.contract.prices.launches import begun_issue_s, is_recorded, part_operations
 from penstock.planner.contract.ranks.rank_chain import recorded_hop_s, told_bytes
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.simulate.acted import Options
@@ -59,9 +59,12 @@ class RankPlay:
         chunk = min(decided.prefill_chunk_tokens, work.prompt_tokens)
         parts = parts_of(batch * chunk, decided.prefill_part_tokens)
         cut = replace(decided, prefill_chunk_tokens=-(-chunk // parts), prefill_part_tokens=0)
-        runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch, part_operations(parts))
+        more = part_operations(parts, -(-batch * chunk // parts), decided.recorded_prompt_tokens)
+        runs = passes_of(replace(self.plan, decisions=cut), self.engine.units, batch, more)
         least_ns = passes_of(self.plan, self.engine.units, batch)[0].each.least_ns
-        prompt = [replace(run.each, least_ns=least_ns) for run in runs if run.each.prefill]
+        begun_ns = ns(begun_issue_s(self.plan.hardware))  # once a pass
+        each = [run.each for run in runs if run.each.prefill]
+        prompt = [replace(one, least_ns=least_ns, before_ns=one.before_ns - (begun_ns if at % parts else 0)) for at, one in enumerate(each)]
         found = [(1, PartedPass(tuple(prompt[at : at + parts]))) for at in range(0, len(prompt), parts)]
         return found + [(run.count, PartedPass((run.each,))) for run in runs if not run.each.prefill]
 
