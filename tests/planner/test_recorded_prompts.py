@@ -155,6 +155,6 @@ def test_a_user_is_told_what_a_prompt_waits_for(piece_s: float, prompt: int, how
 
 def test_another_card_has_the_host_that_launches_for_this_one() -> None:
     hardware, other = plan().hardware, solve(hardware="h200", model="llama8b").hardware
-    assert other.gpu is not None and other.gpu.prompt_piece_s == 0
+    assert other.gpu is not None and other.gpu.prompt_piece_s not in (0, PIECE_S)
     found = with_card(hardware, other).gpu
     assert found is not None and found.prompt_piece_s == PIECE_S and found.name == other.gpu.name
