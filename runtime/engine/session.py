@@ -147,7 +147,9 @@ class Session:
         self.loaded = self.engine.loading.arrived()
         why, gpu = self.engine.recording.launched_because, self.plan.hardware.gpu
         if why is not None and gpu is not None and gpu.layer_kernels_s:
-            self.launched = f"a decode step is launched kernel by kernel, not recorded: {why}"
+            alone = self.rank is None and self.plan.placement.host_units  # ranks have an interpreter hand them over
+            copied = "; what the plan leaves to the CPU is copied to the card" if alone else ""
+            self.launched = f"a decode step is launched kernel by kernel, not recorded: {why}{copied}"
             self.plan = self.plan if self.rank is not None else launched_singly(self.plan)
         if (why := self.engine.prompts.launched_because) is not None:
             self.prompts_launched = f"prompts are launched kernel by kernel, not recorded: {why}"

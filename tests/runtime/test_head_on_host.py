@@ -203,3 +203,15 @@ def test_the_card_adds_biases_of_the_head(tmp_path: Path, monkeypatch: pytest.Mo
         got, facts = generated(plan, checkpoint, card)
     assert facts["stages"]["cpu"][0] > 0
     alike(got, want)
+
+
+@pytest.mark.parametrize("host", [HostUnits(3, 3, 2), HostUnits()])
+def test_steps_that_are_launched_as_asked_say_what_becomes_of_the_cpus_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: HostUnits
+) -> None:
+    checkpoint = save_tiny(tmp_path)
+    with played(monkeypatch) as card, opened(plan_with(checkpoint, (2, 1, 1), host), checkpoint, card, graphs=False) as session:
+        session.load(BATCH)
+        said = "a decode step is launched kernel by kernel, not recorded: engine.graphs=false"
+        assert session.launched == said + ("; what the plan leaves to the CPU is copied to the card" if host.ffn else "")
+        assert not session.plan.placement.host_units, "what is promised knows of it"

@@ -32,8 +32,8 @@ class Operations:
     """More of a layer for each part of a prompt that goes through it by itself, from rank to rank: 8 make room for it, the rest are what
     receiving and sending take. On one core of Zen 4 a part takes 1.3 times a whole layer of a launched prompt (`bench/prompt_host.py`)."""
     begun: int = 90
-    """Once of a pass with prompts, before its first layer: its tokens' tables, embeddings, rotations. The card waits. Of 8 layers of 8B that
-    were recorded, wall less kernels is 1.1 ms for 128 tokens and 1.3 for 512 on a host of four H100s, where an operation takes 12.7 us."""
+    """Once of a pass with prompts, before its first layer: its tokens' tables, embeddings, rotations. The card waits. Of 8 layers of 8B
+    that were recorded, wall less kernels is 1.1 ms for 128 tokens and 1.3 for 512. An operation took that host of four H100s 12.7 us."""
     recorded_part: int = 6
     """More of a part whose layer is recorded. On that host a part took 0.35 ms of two ranks and 0.40 of four, its pieces 0.11."""
     known: int = 13

@@ -262,8 +262,8 @@ def _with_products(
     kernels_s: float,
 ) -> float:
     """Of ``passes`` over ``rows`` tokens each, ``prompt_tokens`` of prompts in all. A GPU's matrix products wait for the operations between
-    them (:func:`between_products_s`). Where launches are hidden, reading weights does so for ``kernels_s`` a layer. A CPU's pack the weights
-    first."""
+    them (:func:`between_products_s`). Where launches are hidden, reading weights waits for ``kernels_s`` a layer. A CPU's products pack the
+    weights first."""
     if hardware.gpu:
         flops_s += passes * model_decode_s(hardware, model, rows)
         return max(flops_s + between_products_s(hardware, model, prompt_tokens, passes), passes_s + passes * model.layers * kernels_s)
