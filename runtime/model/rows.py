@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -57,16 +58,16 @@ class Step:
         """Token rows that the pass computes."""
         return sum(len(row.tokens) for row in self.rows)
 
-    def parts(self, tokens: int) -> tuple[Step, ...]:
-        """The same rows in steps of so many tokens each, the last one of what is left: a row that is cut goes on in the next step."""
+    def parts(self, lengths: Sequence[int]) -> tuple[Step, ...]:
+        """The same rows in steps of so many tokens each: a row that is cut goes on in the next step."""
         found: list[list[Row]] = []
-        room = 0
+        coming, room = iter(lengths), 0
         for row in self.rows:
             first = 0
             while first < len(row.tokens):
                 if not room:
                     found.append([])
-                    room = tokens
+                    room = next(coming)
                 end = min(len(row.tokens), first + room)
                 found[-1].append(row.cut(first, end))
                 room, first = room - (end - first), end

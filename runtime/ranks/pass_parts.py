@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from penstock.planner.contract.ranks.rank_parts import part_lengths
 from penstock.runtime.kv.attention.page_tables import Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, RowPlaces
 from penstock.runtime.kv.batch.kv_pool import KvPool
@@ -24,7 +25,7 @@ class Holds(Protocol):
 
 
 class PassParts:
-    """Passes with prompts in parts of ``tokens`` each, by which ``attention`` attends over ``pool``; 0 leaves them whole.
+    """Passes with prompts in parts of at most ``tokens`` each, by which ``attention`` attends over ``pool``; 0 leaves them whole.
 
     A part attends to those before it, as a later pass would. A layer's weights stay where they are until its last part is computed, so they
     are streamed once a pass. ``put`` brings a part's numbers to the device, once a pass.
@@ -44,7 +45,8 @@ class PassParts:
         self._step, self._parts = step, []
         self._given.clear()
         if self._tokens and step.has_prompt and step.tokens > self._tokens:
-            self._parts = [(part, self._attention.places_of(part, self._put)) for part in step.parts(self._tokens)]
+            parts = step.parts(part_lengths(step.tokens, self._tokens))
+            self._parts = [(part, self._attention.places_of(part, self._put)) for part in parts]
         sizes = [part.tokens for part, _ in self._parts] or [step.tokens]
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.planner.contract.given.model import ModelSpec
 
 MOST_PARTS = 8
 """Of a pass for each rank, at most: the last rank waits for ranks - 1 parts of all of them."""
 LEAST_TOKENS = 128
 """Of a part, where a pass has as many: a smaller one takes as long, since a card's matrix products read their weights for it."""
+TILE_TOKENS = 128
+"""Of which larger parts are multiples: a card's matrix products compute so many rows at a time, whether all are there or not."""
 
 
 def never_in_parts(model: ModelSpec) -> str:
@@ -20,13 +24,25 @@ def never_in_parts(model: ModelSpec) -> str:
 
 
 def part_sizes(model: ModelSpec, rows: int) -> list[int]:
-    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole."""
+    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole. A few more parts
+    than ranks hide the hops, of which each part waits for one a layer where there are as many."""
     if never_in_parts(model) or model.dealt is None:
         return []
-    halved = (-(-rows // 2**times) for times in range(1, (MOST_PARTS * model.dealt.count).bit_length()))
-    return [size for size in halved if size >= LEAST_TOKENS]
+    most = MOST_PARTS * model.dealt.count
+    many = sorted(parts for times in range(most.bit_length()) for parts in (2 << times, 3 << times) if parts <= most)
+    sizes = (-(-rows // parts) for parts in many)
+    tiled = {size if size < 2 * TILE_TOKENS else -(-size // TILE_TOKENS) * TILE_TOKENS for size in sizes if size >= LEAST_TOKENS}
+    return sorted(tiled, reverse=True)
 
 
 def parts_of(rows: int, part_tokens: int) -> int:
-    """Parts of a pass over ``rows`` tokens, where each has ``part_tokens``; 0 is all of them."""
+    """Parts of a pass over ``rows`` tokens, where each has at most ``part_tokens``; 0 is all of them."""
     return -(-rows // part_tokens) if part_tokens else 1
+
+
+def part_lengths(rows: int, part_tokens: int) -> Sequence[int]:
+    """Tokens of each of those parts: as alike as whole tiles can be, the longer ones first, since later ones attend to more."""
+    parts, tile = parts_of(rows, part_tokens), TILE_TOKENS if part_tokens >= 2 * TILE_TOKENS and part_tokens % TILE_TOKENS == 0 else 1
+    each, more = divmod(-(-rows // tile), parts)
+    lengths = [tile * (each + (number < more)) for number in range(parts)]
+    return [*lengths[:-1], rows - sum(lengths[:-1])]

@@ -62,11 +62,11 @@ CASES = {
     "experts on some ranks alone": Case(
         3, {"model_type": "qwen3_moe", "layers": 5, "mlp_only_layers": [1, 4]}, {"experts": ExpertSlots(0, 3)}
     ),
-    "a pass in parts": Case(3, {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=9, parts=True),
+    "a pass in parts": Case(3, {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=7, parts=True),
     "windows, in parts": Case(2, {"model_type": "gemma2", "sliding_window": 8}, prompts=(tuple(range(3, 33)),), chunk=8, parts=True),
     "more layers of one rank": Case((4, 2)),
     "fewer layers of the first rank, in parts": Case(
-        (1, 4, 2), {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=9, parts=True
+        (1, 4, 2), {"layers": 7}, {"cap": 1, "hwm": 4, "distance": 4}, SOME[:1], chunk=7, parts=True
     ),
     "windows, more layers of one rank": Case(
         (2, 5), {"model_type": "gemma2", "layers": 7, "sliding_window": 8}, {"batch": 3, "pages": 32}, SOME

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.contract.prices.launches import OPERATIONS
+from penstock.planner.contract.ranks.rank_parts import TILE_TOKENS, part_lengths, parts_of
 from penstock.runtime.asked.sampling_keys import Sampling
 from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler
@@ -39,13 +40,23 @@ def test_the_parts_of_a_pass_are_its_rows_in_their_order(rows: list[tuple[int, i
             for number, (count, start, wanted) in enumerate(rows)
         )
     )
-    parts = whole.parts(tokens)
-    assert [part.tokens for part in parts[:-1]] == [tokens] * (len(parts) - 1) and 1 <= parts[-1].tokens <= tokens
+    lengths = part_lengths(whole.tokens, tokens)
+    parts = whole.parts(lengths)
+    assert [part.tokens for part in parts] == lengths
     assert sum(part.wanted for part in parts) == whole.wanted
     for row in whole.rows:
         own = [cut for part in parts for cut in part.rows if cut.sequence == row.sequence]
         assert [token for cut in own for token in cut.tokens] == list(row.tokens)
         assert [cut.start for cut in own] == [row.start, *(cut.end for cut in own[:-1])] and own[-1].end == row.end
+
+
+@given(st.integers(1, 5000), st.integers(1, 3000))
+def test_parts_are_as_alike_as_whole_tiles_can_be(rows: int, most: int) -> None:
+    lengths = part_lengths(rows, most)
+    assert sum(lengths) == rows and len(lengths) == parts_of(rows, most) and all(1 <= one <= most for one in lengths)
+    assert lengths == sorted(lengths, reverse=True)
+    tile = TILE_TOKENS if most >= 2 * TILE_TOKENS and most % TILE_TOKENS == 0 else 1
+    assert all(one % tile == 0 for one in lengths[:-1]) and lengths[0] - lengths[-1] < 2 * tile
 
 
 ONE = (range(5, 45),)
