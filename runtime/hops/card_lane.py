@@ -23,7 +23,7 @@ class CardLane:
         """Events that nobody waits for any more."""
 
     def _recorded(self) -> BareEvent:
-        event = BareEvent()
+        event = BareEvent(timed=False)
         event.record(self._stream)
         return event
 

@@ -74,12 +74,13 @@ class BareCopies:
 
 class BareEvent:
     """An event of torch that is recorded again and again, on any stream. What is asked of a stream goes past torch, which gives the
-    interpreter's lock away for it: beside a thread that launches kernels, it comes back late. RuntimeError where the driver refuses."""
+    interpreter's lock away for it: beside a thread that launches kernels, it comes back late. RuntimeError where the driver refuses.
+    One that is not ``timed`` keeps no time: streams wait for it sooner."""
 
     __slots__ = ("_handle", "event")
 
-    def __init__(self) -> None:
-        self.event: Any = torch.cuda.Event(enable_timing=True, blocking=True)
+    def __init__(self, timed: bool = True) -> None:
+        self.event: Any = torch.cuda.Event(enable_timing=timed, blocking=True)
         self._handle: int | None = None
         """Torch makes the driver's event when it records it first."""
 
