@@ -17,8 +17,9 @@ PLANNER = (
     "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config", "planner.contract.prices",
     "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
     "planner.asked", "planner.probe.between", "planner.probe.watched", "planner.probe", "planner.replay",
-    "planner.solver.terms", "planner.solver.drafts", "planner.solver",
-    "planner.render", "planner.simulate.lanes", "planner.simulate", "planner.simulate.ranks", "planner.explain",
+    "planner.simulate.lanes", "planner.simulate", "planner.simulate.ranks",
+    "planner.solver.terms", "planner.solver.drafts", "planner.solver.notes", "planner.solver",
+    "planner.render", "planner.explain",
     "planner.export", "planner.report", "planner.doctor", "planner.verbs", "planner",
 )  # fmt: skip
 """The planner's rooms from the bottom up. A room imports from itself and from those before it."""

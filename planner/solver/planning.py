@@ -25,9 +25,9 @@ from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit
 from penstock.planner.solver.drafts.draft_choice import Solve, drafter_asked
 from penstock.planner.solver.drafts.speculation_choice import speculating
-from penstock.planner.solver.expert_notes import expert_notes
-from penstock.planner.solver.format_notes import format_notes
-from penstock.planner.solver.kept_notes import reuse_notes
+from penstock.planner.solver.notes.expert_notes import expert_notes
+from penstock.planner.solver.notes.format_notes import format_notes
+from penstock.planner.solver.notes.kept_notes import reuse_notes
 from penstock.planner.solver.ranks_choice import answer_dealt, may_spare, on_ranks
 from penstock.planner.solver.share_choice import share_of
 from penstock.planner.solver.simple_choice import Choice, choose, doubt
@@ -99,6 +99,7 @@ def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
 def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> Plan:
     """``choice`` as the plan that answers ``question``; of several ranks the first one's."""
     q, doubts = question.of_rank(0), () if choice.left is None else (doubt(choice.left),)
+    doubts = doubts if choice.acted is None else (choice.acted.told,)
     predicted = predict(q.hardware, q.model, q.workload, choice.decisions)
     return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *doubts))
 

@@ -11,6 +11,7 @@ from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
 from penstock.planner.contract.prices.cost import objective_s
+from penstock.planner.solver.acted_choice import Acted, acted_choice
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.terms.problem import Question
 
@@ -36,17 +37,20 @@ class Gain:
 @dataclass(frozen=True)
 class Choice:
     """Decisions that answer a question; ``left`` is what the fastest plan gains over them, where they are simple ones since that is
-    doubtful."""
+    doubtful. ``acted``: how they were simulated, where that chose them."""
 
     decisions: Decisions
     left: Gain | None = None
+    acted: Acted | None = None
 
 
 def choose(question: Question) -> Choice:
-    """The fastest decisions, or the simple ones where it is not certain that these are slower. Costs those of ``solve``, four solves and
-    30 objectives. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
+    """The fastest decisions, or those nearby that are when they are simulated, or the simple ones where it is not certain that these are
+    slower. Costs those of ``solve``, four solves and 30 objectives, and those of ``acted_choice``. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
     q = question.of_rank(0)
     best = solve(q.hardware, q.model, q.workload, q.force)
+    if (acted := acted_choice(question, best)) is not None:
+        return Choice(acted.decisions, acted=acted)
     simple = nearest_first(q, best)
     if simple is None or simple == best:
         return Choice(best)

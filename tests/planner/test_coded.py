@@ -30,7 +30,7 @@ from penstock.planner.render.assumed import assumed
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told
-from penstock.planner.solver.format_notes import format_notes
+from penstock.planner.solver.notes.format_notes import format_notes
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import search, solve
 from penstock.planner.solver.terms.problem import Question

@@ -32,7 +32,7 @@ from penstock.planner.contract.prices.sizes import activation_bytes, expert_dram
 from penstock.planner.contract.prices.stages import answer_s, decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.act import Simulation
-from penstock.planner.solver.expert_notes import expert_notes
+from penstock.planner.solver.notes.expert_notes import expert_notes
 from penstock.planner.solver.program import search, solve
 from penstock.planner.solver.terms.menu import expert_chunk_bytes
 from tests.planner.small import GB, MB, blocks, gpu, machine, model, with_units, work

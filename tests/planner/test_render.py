@@ -16,7 +16,7 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
-from penstock.planner.solver.kept_notes import reuse_notes
+from penstock.planner.solver.notes.kept_notes import reuse_notes
 from penstock.planner.solver.program import solve
 from tests.planner.small import GB, MB, machine, model, work
 

@@ -15,7 +15,7 @@ from penstock.planner.contract.experts.policies import ExpertPolicy, make_expert
 from penstock.planner.contract.experts.policies.far import FarSight, reach
 from penstock.planner.contract.experts.policies.uncompiled import Uncompiled
 from penstock.planner.doctor.processor import processor_findings
-from penstock.planner.solver.expert_notes import expert_notes
+from penstock.planner.solver.notes.expert_notes import expert_notes
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, machine, model, work
