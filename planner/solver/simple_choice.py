@@ -46,7 +46,8 @@ class Choice:
 
 def choose(question: Question) -> Choice:
     """The fastest decisions, or those nearby that are when they are simulated, or the simple ones where it is not certain that these are
-    slower. Costs those of ``solve``, four solves and 30 objectives, and those of ``acted_choice``. Raises ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
+    slower. Costs those of ``solve``, four solves and 30 objectives, and those of ``acted_choice``. Raises
+    ``penstock.planner.solver.infeasible.Infeasible`` and UserError as ``solve`` does."""
     q = question.of_rank(0)
     best = solve(q.hardware, q.model, q.workload, q.force)
     if (acted := acted_choice(question, best)) is not None:

@@ -22,7 +22,9 @@ GIB = 2**30
 
 def asked(vram_gib: int, force: Force | None = None, **work: int) -> Question:
     """8B beside a CPU that multiplies at 76 GB/s."""
-    plan = solve(hardware="h100", model="llama8b", **{"workload.prompt_tokens": 128, "workload.new_tokens": 26, "workload.context_tokens": 0})
+    plan = solve(
+        hardware="h100", model="llama8b", **{"workload.prompt_tokens": 128, "workload.new_tokens": 26, "workload.context_tokens": 0}
+    )
     return Question(replace(plan.hardware, vram_bytes=vram_gib * GIB), plan.model, replace(plan.workload, **work), force or Force())
 
 
@@ -46,7 +48,10 @@ def test_a_plan_nearby_is_taken_where_it_is_faster_when_it_is_simulated() -> Non
             continue
         moved += 1
         assert acted.instead_s == pytest.approx(step_s(asked(vram), own), rel=0.01)
-        assert acted.step_s == pytest.approx(step_s(asked(vram), acted.decisions), rel=0.01) and acted.step_s < (1 - GAIN / 2) * acted.instead_s
+        assert (
+            acted.step_s == pytest.approx(step_s(asked(vram), acted.decisions), rel=0.01)
+            and acted.step_s < (1 - GAIN / 2) * acted.instead_s
+        )
         assert acted.decisions.weights.host.ffn != own.weights.host.ffn
     assert moved >= 3
 
