@@ -76,6 +76,8 @@ def standing(explanation: Explanation) -> str:
     slower = p.total_s / e.base.total_s - 1
     if e.was_changed:
         return text + f"The plan is {e.lost:.1%} slower than what the program answers here: it was changed, or made for another machine."
+    if e.acted:
+        return text + f"It was chosen by simulation: {e.acted.told}."
     if slower > 1e-4:
         return text + f"The fastest plan of all is {slower:.2%} faster and takes more memory."
     faster = [(n.loss, n.key, value_text(n.key, n.value)) for n in e.neighbours if n.loss is not None and n.loss < -WORSE]

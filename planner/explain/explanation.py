@@ -21,6 +21,7 @@ from penstock.planner.explain.neighbours import Neighbour, candidates, neighbour
 from penstock.planner.explain.one_more import OneMore, one_more
 from penstock.planner.explain.purchases import Purchase, best_purchase, offers, purchases
 from penstock.planner.explain.resources import resources
+from penstock.planner.solver.acted_choice import Acted
 from penstock.planner.solver.drafts.draft_choice import beside_bytes
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.planning import plan_of
@@ -45,6 +46,8 @@ class Explanation:
     """What the program answers to the same question."""
     left: Gain | None
     """What the fastest plan gains over it, where it is the simple one for the doubt of that."""
+    acted: Acted | None
+    """How the program's own plan was simulated, where that chose it."""
     base: Optimum
     """The fastest plan's seconds; the program's own plan may take 0.5 % longer for the sake of memory."""
     constraints: tuple[Constraint, ...]
@@ -122,7 +125,8 @@ def explain(
     found_by = (_taken(plan), partial(_simple, plan)) if simple else (first, optimum)
     beside = neighbours(question, found_by[0], asked, found_by[1], step)
     bound = constraints(plan, found)
-    return Explanation(question, plan, broken, own, choice.left, base, bound, found, bought, beside, one_more(question, plan, step))
+    more = one_more(question, plan, step)
+    return Explanation(question, plan, broken, own, choice.left, choice.acted, base, bound, found, bought, beside, more)
 
 
 def _taken(plan: Plan) -> Optimum:

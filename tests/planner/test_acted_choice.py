@@ -11,6 +11,8 @@ from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
+from penstock.planner.explain.explain_table import standing
+from penstock.planner.explain.explanation import explain
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.solver import program
@@ -75,3 +77,5 @@ def test_a_user_reads_why() -> None:
     )
     (note,) = (note for note in made.notes if "simulated" in note)
     assert note.startswith(f"{made.decisions.weights.host.ffn} FFN units on the CPU, where the program's law has ")
+    explained = explain(Question(made.hardware, made.model, made.workload, Force()), None, 0.1)
+    assert explained.plan.decisions == made.decisions and standing(explained).endswith(f"It was chosen by simulation: {note}.")
