@@ -51,7 +51,7 @@ def acted_choice(question: Question, best: Decisions) -> Acted | None:
     simulations, a third of a second for a dense model of 8B; nothing where the CPU computes no FFN beside copies, or as many as asked."""
     q, host = question.of_rank(0), best.weights.host
     asked = q.force.host_ffn is not None or q.workload.is_served or q.model.dealt is not None or q.model.experts is not None
-    if asked or not host.ffn or not _plan(question, best).placement.h2d_bytes_per_pass:
+    if asked or not host.ffn or q.workload.new_tokens < 2 or not _plan(question, best).placement.h2d_bytes_per_pass:
         return None
     own_s, instead_s = _seconds(question, best)
     seconds, step_s, decisions = min(
@@ -62,9 +62,9 @@ def acted_choice(question: Question, best: Decisions) -> Acted | None:
 
 def _nearby(question: Question, units: int) -> Iterator[Decisions]:
     q = question.of_rank(0)
-    for more in NEARBY:
+    for other in sorted({max(0, units + more) for more in NEARBY} - {units}):
         try:
-            yield solve(q.hardware, q.model, q.workload, q.force.but(host_ffn=max(0, units + more)))
+            yield solve(q.hardware, q.model, q.workload, q.force.but(host_ffn=other))
         except UserError:  # no plan has so many there
             continue
 

@@ -60,8 +60,8 @@ def test_a_plan_nearby_is_taken_where_it_is_faster_when_it_is_simulated() -> Non
 
 @pytest.mark.parametrize(
     "question",
-    [asked(10, Force(host_ffn=8)), asked(10, Force(host_ffn=0)), asked(20), asked(10, clients=4)],
-    ids=["as asked", "none on the CPU", "nothing streams", "a server"],
+    [asked(10, Force(host_ffn=8)), asked(10, Force(host_ffn=0)), asked(20), asked(10, clients=4), asked(10, new_tokens=1)],
+    ids=["as asked", "none on the CPU", "nothing streams", "a server", "no step"],
 )
 def test_nothing_is_simulated_where_there_is_no_choice(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.planner.solver.acted_choice.Simulation", lambda *_: pytest.fail("simulated"))
