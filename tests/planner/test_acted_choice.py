@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -17,16 +18,22 @@ from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.solver import program
 from penstock.planner.solver.acted_choice import GAIN, acted_choice
+from penstock.planner.solver.planning import answer
 from penstock.planner.solver.terms.problem import Question
 
 GIB = 2**30
 
 
-def asked(vram_gib: int, force: Force | None = None, **work: int) -> Question:
+@cache
+def whole() -> Plan:
     """8B beside a CPU that multiplies at 76 GB/s."""
-    plan = solve(
+    return solve(
         hardware="h100", model="llama8b", **{"workload.prompt_tokens": 128, "workload.new_tokens": 26, "workload.context_tokens": 0}
     )
+
+
+def asked(vram_gib: int, force: Force | None = None, **work: int) -> Question:
+    plan = whole()
     return Question(replace(plan.hardware, vram_bytes=vram_gib * GIB), plan.model, replace(plan.workload, **work), force or Force())
 
 
@@ -43,39 +50,37 @@ def found(question: Question) -> Decisions:
 
 def test_a_plan_nearby_is_taken_where_it_is_faster_when_it_is_simulated() -> None:
     moved = 0
-    for vram in range(3, 13):
-        own = found(asked(vram))
-        acted = acted_choice(asked(vram), own)
+    for vram in (5, 8, 10, 12):
+        question = asked(vram)
+        own = found(question)
+        acted = acted_choice(question, own)
         if acted is None:
             continue
         moved += 1
-        assert acted.instead_s == pytest.approx(step_s(asked(vram), own), rel=0.01)
-        assert (
-            acted.step_s == pytest.approx(step_s(asked(vram), acted.decisions), rel=0.01)
-            and acted.step_s < (1 - GAIN / 2) * acted.instead_s
-        )
+        assert acted.instead_s == pytest.approx(step_s(question, own), rel=0.01)
+        assert acted.step_s == pytest.approx(step_s(question, acted.decisions), rel=0.01)
+        assert acted.step_s < (1 - GAIN / 2) * acted.instead_s
         assert acted.decisions.weights.host.ffn != own.weights.host.ffn
-    assert moved >= 3
+    assert moved >= 2
 
 
 @pytest.mark.parametrize(
-    "question",
-    [asked(10, Force(host_ffn=8)), asked(10, Force(host_ffn=0)), asked(20), asked(10, clients=4), asked(10, new_tokens=1)],
+    "vram, force, work",
+    [(10, {"host_ffn": 8}, {}), (10, {"host_ffn": 0}, {}), (20, {}, {}), (10, {}, {"clients": 4}), (10, {}, {"new_tokens": 1})],
     ids=["as asked", "none on the CPU", "nothing streams", "a server", "no step"],
 )
-def test_nothing_is_simulated_where_there_is_no_choice(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_simulated_where_there_is_no_choice(
+    vram: int, force: dict[str, int], work: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.planner.solver.acted_choice.Simulation", lambda *_: pytest.fail("simulated"))
+    question = asked(vram, Force(**force), **work)
     assert acted_choice(question, found(question)) is None
 
 
 def test_a_user_reads_why() -> None:
-    made = next(
-        plan
-        for gib in range(3, 13)
-        for plan in [solve(hardware="h100", model="llama8b", **{"hardware.vram_bytes": f"{gib}GiB", "workload.prompt_tokens": 128})]
-        if any("simulated, a step takes" in note for note in plan.notes)
-    )
+    question = asked(10)
+    made = answer(question)
     (note,) = (note for note in made.notes if "simulated" in note)
     assert note.startswith(f"{made.decisions.weights.host.ffn} FFN units on the CPU, where the program's law has ")
-    explained = explain(Question(made.hardware, made.model, made.workload, Force()), None, 0.1)
+    explained = explain(question, None, 0.1)
     assert explained.plan.decisions == made.decisions and standing(explained).endswith(f"It was chosen by simulation: {note}.")
