@@ -179,6 +179,8 @@ class BesideLlama:
         return found
 
     def _measured(self, how: Callable[[Trial], Run], plan: Plan, checkpoint: Path, steps: int, seed: int) -> Run:
+        """In a process of its own, as theirs are: one that ran another plan may hold what is none of this one's."""
+        self.hybrid.worker.close()
         with self.programs.used_since() as used:
             found: Run = self.hybrid.worker(how, Trial(plan, checkpoint, steps, seed))
         self._most[id(plan)] = max(used.most_bytes, self._most.get(id(plan), 0))
