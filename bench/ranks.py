@@ -211,7 +211,8 @@ class Ranks:
                 yield from self.in_parts(count, tokens, made["prefill_s"])
 
     def recorded(self, count: int, report: Mapping[str, Any]) -> Iterator[Row]:
-        """A prompt whose layers were recorded, over the same prompt launched kernel by kernel. Nothing where the plan has none recorded."""
+        """A prompt whose layers were recorded, over the same prompt launched kernel by kernel. That one's is predicted/measured. Nothing
+        where the plan has none recorded."""
         found = (report["ranks"] or [report])[0]["prompts"]
         if "launched" not in self.given or found is None:
             return

@@ -98,10 +98,10 @@ def answer(question: Question, notes: tuple[str, ...] = ()) -> Plan:
 
 def plan_of(question: Question, choice: Choice, notes: tuple[str, ...] = ()) -> Plan:
     """``choice`` as the plan that answers ``question``; of several ranks the first one's."""
-    q, doubts = question.of_rank(0), () if choice.left is None else (doubt(choice.left),)
-    doubts = doubts if choice.acted is None else (choice.acted.told,)
+    q = question.of_rank(0)
+    why = (doubt(choice.left),) if choice.left else (choice.acted.told,) if choice.acted else ()
     predicted = predict(q.hardware, q.model, q.workload, choice.decisions)
-    return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *doubts))
+    return Plan(q.hardware, q.model, q.workload, choice.decisions, predicted, (*notes, *why))
 
 
 @dataclass(frozen=True)
