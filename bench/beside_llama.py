@@ -8,7 +8,8 @@ of 2048 tokens. `int4`: ours in INT4 beside Q4_0, 2 GiB. `batch`: 8 and 16 seque
 random, then with favourites; `gpt_oss`: 20 layers of the 120b, 8 GiB. `layers` and `vram` change them: 4 layers at 4 GiB and 12 layers at 6
 GiB leave llama.cpp the same share.
 
-Ours, theirs, ours: a line for each run when it ends, rows at the case's end. llama.cpp is given the best of `peer_threads` (half, three
+Ours, theirs, ours: a line for each run when it ends, rows at the case's end. Of a dense step's the median counts, of three where memory
+holds both files: on a machine that just began, a first run took 5 to 15 % longer than later ones. llama.cpp is given the best of `peer_threads` (half, three
 quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the budget holds, by VRAM that is measured
 (bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours do: each routing has a plan of its own,
 made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
@@ -98,13 +99,15 @@ class BesideLlama:
             model = dense_gguf(config, "BF16", "BF16") if form == "bf16" else dense_gguf(config, "Q4_0", "Q6_K")
             with self._theirs(model, f"llama-{form}.gguf", vram, checkpoint, lambda: h.checkpoint(form)) as side:
                 theirs = side.step(h.steps)
+                if checkpoint.exists():
+                    steps.append(self._ours(step, checkpoint))
                 prefilled = side.prefill(theirs.threads, prompt) if prompt else None
             steps.append(self._ours(step, checkpoint))
             prompts += self._prefilled(whole, checkpoint)
             read = side.layers(0).read_bytes(theirs.split) / 1e9 * theirs.tokens_s
             yield self._over(case, Point(step, steps), theirs, least(parts_gbps(rates), read), f"S {parts_gbps(rates):.0f}, L {read:.0f}")
             if whole is not None and prefilled is not None:
-                yield self._prefill_row(case, Point(whole, prompts[-1:]), prefilled, prompt)
+                yield self._prefill_row(case, Point(whole, prompts), prefilled, prompt)
 
     def batch(self) -> Iterator[Row]:
         h, vram = self.hybrid, self.given.get("vram", "6GiB")
@@ -162,10 +165,11 @@ class BesideLlama:
         return found
 
     def _prefilled(self, plan: Plan | None, checkpoint: Path) -> list[Measured]:
-        """Once. The process's first loads kernels, which llama-bench's own first prompt does, too: neither counts."""
+        """Once, after one that does not count: a process's first loads kernels, and llama-bench counts no first prompt of its own either."""
         if plan is None:
             return []
-        found = self._measured(measure, plan, checkpoint, PREFILL_STEPS, 0)
+        self._measured(measure, plan, checkpoint, PREFILL_STEPS, 0)
+        found = self.hybrid.worker(measure, Trial(plan, checkpoint, PREFILL_STEPS, 0))
         print(f"    ours, prefill: {found.prefill_s:.4f} s{self._vram(plan)}", flush=True)
         return [found]
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.planner.common.errors import UserError
 from penstock.runtime.memory.budget import Budget
-from penstock.runtime.memory.cuda import SPARE, VramWatch, context_bytes, missing_bytes, process_vram_bytes, told_in_one_line
+from penstock.runtime.memory.cuda import SPARE, UNCHARGED, VramWatch, context_bytes, missing_bytes, process_vram_bytes, told_in_one_line
 from penstock.runtime.tools import run as running
 from tests.runtime.fakes import LockingCopier
 from tests.runtime.faults import fails_at, put_in
@@ -234,5 +234,14 @@ def test_without_a_card_there_is_nothing_to_watch(checkpoint: Path) -> None:
 def test_memory_is_spared_beyond_the_plan_within_the_users_limit_and_beside_others(
     vram: int, limit: int, reserved: int, free: int, found: int
 ) -> None:
-    budget = Budget(0, vram, limit, 0, 0, "a card")
-    assert missing_bytes(budget, 1 << 30, reserved, free) == found
+    assert missing_bytes(Budget(0, vram, limit, 0, 0, "a card"), 1 << 30, reserved, free) == found
+
+
+@pytest.mark.parametrize("guard", [0, 1 << 20, UNCHARGED, 2 * UNCHARGED])
+@pytest.mark.parametrize("beyond", [0, 7, SPARE // 2])
+def test_what_the_driver_takes_unseen_stays_within_the_limit(guard: int, beyond: int) -> None:
+    """Where the plan's guard leaves room for it."""
+    planned, context = 6 << 30, 1 << 30
+    budget = Budget(0, planned, planned + beyond, 0, guard, "a card")
+    reserved = missing_bytes(budget, context, 0, 60 << 30)
+    assert reserved + context + min(UNCHARGED, guard) == planned + beyond
