@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from penstock.runtime.company.company import PATIENCE
 from penstock.runtime.hops.card_lane import CardLane
+from penstock.runtime.hops.computing_stream import ComputingStream
 from penstock.runtime.hops.hop import Hop, HopMeter
 from penstock.runtime.hops.peer_places import PeerPlaces
 from penstock.runtime.hops.peer_ways import PeerWays
@@ -97,7 +98,8 @@ class Hops:
         def exchange(words: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
             return exchanged(self.rank, self.count, group, words)
 
-        made = PeerWays(self.rank, PeerPlaces(self.count, ways), exchange, VramHandles(), lock, lambda: CardLane(device), self.meter)
+        places, computing = PeerPlaces(self.count, ways), ComputingStream(device)
+        made = PeerWays(self.rank, places, exchange, VramHandles(), lock, lambda: CardLane(device), computing, self.meter)
         return (made, None) if made.refused is None else (None, made.refused)
 
     @property

@@ -6,7 +6,9 @@ the receiver's VRAM and two words in page-locked memory of the host, each counti
     sender    waits until `taken` is so many slots behind; copies piece n into slot n mod slots; sent = n + 1
     receiver  waits until `sent` is n + 1; copies the slot to where the piece belongs; taken = n + 1
 
-Both go by streams of their own beside the one that computes. Counts are of 32 bits and go round: what is compared is their difference.
+Both go by streams of their own beside the one that computes. What fits a slot is taken from there by the stream that computes: a host
+that launches slowly is asked for three things in place of seven, and no event lies between the word and who waits for it. Counts are of 32
+bits and go round: what is compared is their difference.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import ctypes
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -47,6 +50,19 @@ class Lane(Protocol):
 
     def close(self) -> None:
         """The same, and nothing is given to it any more."""
+
+
+class Computing(Protocol):
+    """The stream that computes: ``hops.computing_stream.ComputingStream``."""
+
+    def wait_word(self, address: int, value: int) -> None: ...
+    def write_word(self, address: int, value: int) -> None: ...
+
+    def take(self, into: torch.Tensor, source: int) -> None:
+        """Fill ``into`` with what lies from address ``source`` on in this card's VRAM."""
+
+    def settle(self) -> None:
+        """Return when all that it was given is done."""
 
 
 @dataclass(frozen=True)
@@ -108,33 +124,57 @@ class Outgoing:
 
 
 class Incoming:
-    """The receiver's end of ``channel``."""
+    """The receiver's end of ``channel``: by ``lane``, or by ``computing`` where a slot holds all of it."""
 
-    def __init__(self, channel: Channel, lane: Lane, meter: HopMeter):
-        self._channel, self.lane, self._meter = channel, lane, meter
+    def __init__(self, channel: Channel, lane: Lane, computing: Computing, meter: HopMeter):
+        self._channel, self.lane, self._computing, self._meter = channel, lane, computing, meter
         self.pieces = 0
-        """That the lane was told to take."""
+        """That were asked for."""
+        self._later = 0
+        """Hops asked for that begin when they are to arrive: what comes behind them cannot be brought before, for the sender counts what
+        was taken, not which."""
 
     def coming(self, into: torch.Tensor) -> Callable[[], None]:
         """ValueError for memory in several pieces."""
         if not into.is_contiguous():
             raise ValueError("hidden states come into memory of one piece")
-        channel, lane = self._channel, self.lane
-        lane.follow()
-        for begin, nbytes in channel.pieces(into.nbytes):
-            slot = channel.slots[self.pieces % len(channel.slots)]
+        if into.nbytes <= self._channel.slot_bytes:
             self.pieces += 1
-            lane.wait_word(channel.sent, self.pieces % ROUND)
-            lane.copy(into.data_ptr() + begin, slot, nbytes)
-            lane.write_word(channel.taken, self.pieces % ROUND)
-        mark = lane.mark()
+            self._later += 1
+            return partial(self._take, into, self.pieces)
+        first, self.pieces = self.pieces, self.pieces + len(list(self._channel.pieces(into.nbytes)))
+        mark = None if self._later else self._brought(into, first)
+        self._later += mark is None
 
         def arrive() -> None:
-            mark()
-            self._meter.received += 1
-            self._meter.received_bytes += into.nbytes
+            (mark or self._brought(into, first))()
+            self._later -= mark is None
+            self._count(into)
 
         return arrive
+
+    def _take(self, into: torch.Tensor, number: int) -> None:
+        """Have computing take the piece ``number``, counted from 1, as its next one."""
+        channel, computing = self._channel, self._computing
+        computing.wait_word(channel.sent, number % ROUND)
+        computing.take(into, channel.slots[(number - 1) % len(channel.slots)])
+        computing.write_word(channel.taken, number % ROUND)
+        self._later -= 1
+        self._count(into)
+
+    def _brought(self, into: torch.Tensor, first: int) -> Callable[[], None]:
+        """Have the lane bring pieces from ``first`` on -> what has computing wait for them."""
+        channel, lane = self._channel, self.lane
+        lane.follow()
+        for number, (begin, nbytes) in enumerate(channel.pieces(into.nbytes), first):
+            lane.wait_word(channel.sent, (number + 1) % ROUND)
+            lane.copy(into.data_ptr() + begin, channel.slots[number % len(channel.slots)], nbytes)
+            lane.write_word(channel.taken, (number + 1) % ROUND)
+        return lane.mark()
+
+    def _count(self, into: torch.Tensor) -> None:
+        self._meter.received += 1
+        self._meter.received_bytes += into.nbytes
 
 
 class PeerHop:

@@ -10,7 +10,7 @@ import torch
 
 from penstock.runtime.hops.hop import HopMeter
 from penstock.runtime.hops.kept_words import KeptWords
-from penstock.runtime.hops.peer_hop import ROUND, Channel, Incoming, Lane, Outgoing, PeerHop
+from penstock.runtime.hops.peer_hop import ROUND, Channel, Computing, Incoming, Lane, Outgoing, PeerHop
 from penstock.runtime.hops.peer_places import ONCE, ROUND_TRIP, Key, PeerPlaces
 from penstock.runtime.hops.shared_memory import Shared, SharedMemory
 from penstock.runtime.memory.arena import PageLock
@@ -44,9 +44,10 @@ class PeerWays:
         handles: Handles,
         lock: PageLock | None,
         lane: Callable[[], Lane],
+        computing: Computing,
         meter: HopMeter,
     ):
-        self.rank, self._places, self._exchange, self._handles = rank, places, exchange, handles
+        self.rank, self._places, self._exchange, self._handles, self._computing = rank, places, exchange, handles, computing
         self._words: SharedMemory | None = None
         self._outgoing: dict[Key, Outgoing] = {}
         self._incoming: dict[Key, Incoming] = {}
@@ -66,7 +67,7 @@ class PeerWays:
             try:
                 self._words = self._words or SharedMemory(Shared(*said[0]["words"]), lock)
                 slots = {r: handles.open(bytes.fromhex(each["handle"])) for r, each in enumerate(said) if r != rank} | {rank: address}
-                self._connect(slots, self._words.bytes.data_ptr(), lane, meter)
+                self._connect(slots, self._words.bytes.data_ptr(), lane, computing, meter)
                 for each in self._outgoing.values():
                     each.rehearse(address)
             except (OSError, RuntimeError) as error:
@@ -79,7 +80,7 @@ class PeerWays:
             exchange({})
             self._give_back()
 
-    def _connect(self, vram: Mapping[int, int], words: int, lane: Callable[[], Lane], meter: HopMeter) -> None:
+    def _connect(self, vram: Mapping[int, int], words: int, lane: Callable[[], Lane], computing: Computing, meter: HopMeter) -> None:
         """``vram`` and ``words``: where what each rank took, and the words, begin in this process."""
         for key in self._places.channels:
             sender, receiver, kind = key
@@ -88,7 +89,7 @@ class PeerWays:
             if sender == self.rank:
                 self._outgoing[key] = Outgoing(channel, lane(), meter)
             elif receiver == self.rank:
-                self._incoming[key] = Incoming(channel, lane(), meter)
+                self._incoming[key] = Incoming(channel, lane(), computing, meter)
 
     def before(self, peer: int) -> PeerHop:
         """From ``peer``, which has a layer before one of ours."""
@@ -135,6 +136,7 @@ class PeerWays:
         self._give_back()
 
     def _close_lanes(self) -> None:
+        self._computing.settle()  # it may be waiting for words, too
         for lane in [*(each.lane for each in self._outgoing.values()), *(each.lane for each in self._incoming.values())]:
             lane.close()
 

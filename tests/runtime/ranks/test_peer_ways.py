@@ -41,17 +41,10 @@ class PlayedLane:
         self._given.put(lambda: ctypes.memmove(into, source, nbytes) and None)
 
     def wait_word(self, address: int, value: int) -> None:
-        def look() -> None:
-            until = time.monotonic() + HANGS_S
-            word = ctypes.c_uint32.from_address(address)
-            while (word.value - value) % ROUND >= ROUND // 2:
-                assert time.monotonic() < until, "nobody wrote it"
-                time.sleep(0)
-
-        self._given.put(look)
+        self._given.put(lambda: Here().wait_word(address, value))
 
     def write_word(self, address: int, value: int) -> None:
-        self._given.put(lambda: setattr(ctypes.c_uint32.from_address(address), "value", value))
+        self._given.put(lambda: Here().write_word(address, value))
 
     def mark(self) -> Callable[[], None]:
         done = threading.Event()
@@ -64,6 +57,28 @@ class PlayedLane:
     def close(self) -> None:
         self.settle()
         self._given.put(None)
+
+
+class Here:
+    """Computing is this test itself: what it is given is done at once, or by ``thread`` until that ends."""
+
+    thread: threading.Thread | None = None
+
+    def settle(self) -> None:
+        if self.thread is not None:
+            self.thread.join(HANGS_S)
+
+    def wait_word(self, address: int, value: int) -> None:
+        until, word = time.monotonic() + HANGS_S, ctypes.c_uint32.from_address(address)
+        while (word.value - value) % ROUND >= ROUND // 2:
+            assert time.monotonic() < until, "nobody wrote it"
+            time.sleep(0)
+
+    def write_word(self, address: int, value: int) -> None:
+        ctypes.c_uint32.from_address(address).value = value
+
+    def take(self, into: torch.Tensor, source: int) -> None:
+        ctypes.memmove(into.data_ptr(), source, into.nbytes)
 
 
 class PlayedVram:
@@ -139,8 +154,8 @@ class NoWords(PlayedLane):
         raise RuntimeError("no words")
 
 
-def met(rank: int, count: int, table: Table, vram: PlayedVram, lane: type[PlayedLane] = PlayedLane) -> PeerWays:
-    return PeerWays(rank, PeerPlaces(count, ring(count)), table.of(rank), vram, None, lane, HopMeter())
+def met(rank: int, count: int, table: Table, vram: PlayedVram, lane: type[PlayedLane] = PlayedLane, here: Here | None = None) -> PeerWays:
+    return PeerWays(rank, PeerPlaces(count, ring(count)), table.of(rank), vram, None, lane, here or Here(), HopMeter())
 
 
 @settings(max_examples=40, deadline=None)
@@ -156,7 +171,7 @@ def test_what_is_sent_comes_in_order(slots: int, slot_bytes: int, sizes: list[in
     memory, words = ctypes.create_string_buffer(slots * slot_bytes), (ctypes.c_uint32 * 2)(first % ROUND, first % ROUND)
     addresses = [ctypes.addressof(memory) + number * slot_bytes for number in range(slots)]
     channel = Channel(addresses, slot_bytes, ctypes.addressof(words), ctypes.addressof(words) + 4)
-    sender, receiver = Outgoing(channel, PlayedLane(), HopMeter()), Incoming(channel, PlayedLane(), meter := HopMeter())
+    sender, receiver = Outgoing(channel, PlayedLane(), HopMeter()), Incoming(channel, PlayedLane(), Here(), meter := HopMeter())
     sender.pieces = receiver.pieces = slots * -(-first // slots) if first else 0
     words[0] = words[1] = sender.pieces % ROUND
     wanted = [torch.randint(0, 256, (size,), dtype=torch.uint8) for size in sizes]
@@ -262,16 +277,17 @@ def test_what_one_rank_cannot_none_does(how: str) -> None:
 
 def test_a_card_that_waits_for_a_rank_that_is_gone_goes_on() -> None:
     """Both ways: for what does not come, and for slots that nobody empties."""
-    table, ways = Table(2), dict[int, PeerWays]()
+    table, ways, here = Table(2), dict[int, PeerWays](), Here()
 
     def rank(own: int) -> None:
-        ways[own] = met(own, 2, table, PlayedVram())
+        ways[own] = met(own, 2, table, PlayedVram(), here=Here() if own else here)
 
     together(2, rank)
     left = ways[0]
     for _ in range(ROUND_TRIP.slots + 2):
         left.behind(1).send(torch.zeros(ROUND_TRIP.slot_bytes, dtype=torch.uint8))
     arrives = [left.of(1).coming(torch.zeros(3, dtype=torch.uint8)) for _ in range(ONCE.slots + 1)]
+    here.thread = threading.Thread(target=lambda: [arrive() for arrive in arrives], daemon=True)
+    here.thread.start()
     left.close(broken=True)
-    for arrive in arrives:
-        arrive()
+    assert not here.thread.is_alive()
