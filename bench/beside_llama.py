@@ -9,10 +9,10 @@ random, then with favourites; `gpt_oss`: 20 layers of the 120b, 8 GiB. `layers` 
 GiB leave llama.cpp the same share.
 
 Ours, theirs, ours: a line for each run when it ends, rows at the case's end. Of a dense step's the median counts, of three where memory
-holds both files: on a machine that just began, a first run took 5 to 15 % longer than later ones. llama.cpp is given the best of `peer_threads` (half, three
-quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the budget holds, by VRAM that is measured
-(bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours do: each routing has a plan of its own,
-made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
+holds both files: on a machine that just began, a first run took 5 to 15 % longer than later ones. llama.cpp is given the best of
+`peer_threads` (half, three quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the budget holds,
+by VRAM that is measured (bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours do: each routing
+has a plan of its own, made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
 
     ours / theirs >= 0.92 * S / L
     S = GB/s of CPU and link together (bench/beside_rates.py)
@@ -165,7 +165,7 @@ class BesideLlama:
         return found
 
     def _prefilled(self, plan: Plan | None, checkpoint: Path) -> list[Measured]:
-        """Once, after one that does not count: a process's first loads kernels, and llama-bench counts no first prompt of its own either."""
+        """Once, after one that does not count: a process's first loads kernels, and llama-bench leaves its own first out, too."""
         if plan is None:
             return []
         self._measured(measure, plan, checkpoint, PREFILL_STEPS, 0)

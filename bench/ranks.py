@@ -13,8 +13,9 @@
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links included, and with `cpu`
-the CPU's products, which take a minute and a half. Then it solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
-run measure their links when it is over, each alone and all at once, and a hop of one token's hidden state beside them. Rows:
+the CPU's products, which take a minute and a half. Then it solves and runs one plan for each of `counts` ranks
+(`runtime run limits=true`). The ranks of a run measure their links when it is over, each alone and all at once, and a hop of one token's
+hidden state beside them. Rows:
 
     decode: bytes that all links carry for a token / seconds, over what the links carry at once
     prefill: the same of a prompt of `prompt` tokens

@@ -10,6 +10,7 @@ from penstock.runtime.model.fused.fused_gates import FusedGates
 from penstock.runtime.model.fused.fused_norms import FusedNorms
 from penstock.runtime.model.fused.fused_products import FusedProducts
 from penstock.runtime.model.fused.fused_rotary import FusedRotary
+from penstock.runtime.model.fused.listed_layers import LayersListed
 from penstock.runtime.model.head import HeadInBlocks
 from penstock.runtime.ranks.dealt_model import DealtModel
 
@@ -23,5 +24,5 @@ def converters(plan: Plan, dealt: DealtModel | None = None) -> list[Converter]:
     found: list[Converter] = [AttentionByRows(), ExpertsInTurn()]
     if plan.hardware.gpu is not None:
         found.append(HeadInBlocks(plan.model.vocab, plan.decisions.weights.head_blocks))
-        found += [FusedNorms(), FusedGates(), FusedRotary(), FusedProducts()]
+        found += [LayersListed(), FusedNorms(), FusedGates(), FusedRotary(), FusedProducts()]
     return found if dealt is None else [*found, dealt]

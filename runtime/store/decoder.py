@@ -12,7 +12,14 @@ from penstock.planner.contract.checkpoint.tensor_names import block_of, one_bloc
 from penstock.planner.contract.decided.placement import Unit
 
 
-class OwnLayers(nn.ModuleList):
+class ListedLayers(nn.ModuleList):
+    """A slice is a list: models ask for one at each pass, and torch makes modules of it, which takes the host as long as a layer."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self._modules.values())[at] if isinstance(at, slice) else super().__getitem__(at)
+
+
+class OwnLayers(ListedLayers):
     """Some layers of a list, numbered from 0; their names are their numbers in the whole list, by which a checkpoint knows them.
 
     ``sliced``: of the whole list's layers whose routed experts this rank has slices of, name and module of these, by the layer's number
@@ -26,8 +33,7 @@ class OwnLayers(nn.ModuleList):
         self.sliced = sliced or {}
 
     def __getitem__(self, at: Any) -> Any:
-        found = list(self._modules.values())[at]
-        return nn.ModuleList(found) if isinstance(at, slice) else found
+        return list(self._modules.values())[at]
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

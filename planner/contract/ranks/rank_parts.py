@@ -24,13 +24,13 @@ def never_in_parts(model: ModelSpec) -> str:
 
 
 def part_sizes(model: ModelSpec, rows: int) -> list[int]:
-    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole. A few more parts
-    than ranks hide the hops, of which each part waits for one a layer where there are as many."""
+    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole. Thirds would hide
+    hops, for which parts wait where there are as many as ranks. Products of their rows take longer: two H100s took 12 % longer by thirds,
+    four 17 % by sixths (docs/log.md, 2026-11-28)."""
     if never_in_parts(model) or model.dealt is None:
         return []
     most = MOST_PARTS * model.dealt.count
-    many = sorted(parts for times in range(most.bit_length()) for parts in (2 << times, 3 << times) if parts <= most)
-    sizes = (-(-rows // parts) for parts in many)
+    sizes = (-(-rows // parts) for times in range(most.bit_length()) if (parts := 2 << times) <= most)
     tiled = {size if size < 2 * TILE_TOKENS else -(-size // TILE_TOKENS) * TILE_TOKENS for size in sizes if size >= LEAST_TOKENS}
     return sorted(tiled, reverse=True)
 

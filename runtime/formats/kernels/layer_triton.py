@@ -1,11 +1,12 @@
 """What lies between the products of a decoder layer, in Triton: each piece one launch where the model's own code takes several.
 
-Every intermediate that torch rounds to the layer's dtype is rounded here, so that results are torch's to the bit. The one exception is
-the order of a norm's sum, which torch keeps to itself.
+Every intermediate that torch rounds to the layer's dtype is rounded here, so that results are torch's to the bit. The order of a norm's sum
+torch keeps to itself: ours is held to it once for each kind of norm. Where it is another, torch sums.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +18,14 @@ _WIDTH = 1024
 _MOST_COLUMNS = 16384
 """That a norm sums in one program."""
 _HALVES = (torch.bfloat16, torch.float16)
+_HEADS = 8
+"""That are rotated in one program."""
+_LEAST_ROWS = 16
+"""From which on torch sums a row's squares in one order, whatever the rows."""
+_LONG = 8192
+"""Columns from which on it sums in another one."""
+_TURN = 128
+"""Columns that a warp adds to its sums at a time: each of its threads has four sums, of columns that lie side by side."""
 
 
 @triton.jit
@@ -66,9 +75,40 @@ def _scale(x, means, weight, out, columns, eps, WIDE: tl.constexpr):
     tl.store(out + row * columns + column, _times(value, tl.rsqrt(tl.load(means + row) + eps), known), here)
 
 
+@triton.jit
+def _by_warps(
+    x, more, weight, added, out, factors, columns, eps, share,
+    ADD: tl.constexpr, SAY: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr,
+):  # fmt: skip
+    """One row, whose squares a warp sums in torch's order (``input_vectorized_thread_reduce_impl`` and ``block_x_reduce`` of its
+    ATen/native/cuda/Reduce.cuh, as H100s said it in torch 2.11). To be compiled without fused products and sums."""
+    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
+    sums = tl.zeros((WIDE,), tl.float32)
+    for turn in tl.static_range(TURNS):
+        wide = _sum_of(x, more, added, row, turn * WIDE + place, place < WIDE, columns, ADD).to(tl.float32)
+        sums += wide * wide
+    even, odd = tl.split(tl.reshape(sums, (32, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    total = ((first + second) + third) + fourth
+    for _ in tl.static_range(5):  # the second half of the threads onto the first, until one is left
+        total = tl.sum(tl.reshape(total, (2, total.shape[0] // 2)), 0)
+    factor = tl.rsqrt(tl.sum(total, 0) * share + eps)
+    if SAY:
+        tl.store(factors + row, factor)
+    if ADD:
+        tl.debug_barrier()  # what other threads stored of the sum is read next
+    for turn in tl.static_range(TURNS):
+        column = turn * WIDE + place
+        value = tl.load(added + row * columns + column)
+        tl.store(out + row * columns + column, _times(value, factor, tl.load(weight + column)))
+
+
 @triton.jit(do_not_specialize=["count"])
-def _gate(gate, up, out, count, WIDE: tl.constexpr):
-    """silu(gate) * up."""
+def _gate(gate, up, out, count, WHOLE: tl.constexpr, WIDE: tl.constexpr):
+    """silu(gate) * up. ``WHOLE``: ``count`` is a multiple of 16, so that a thread's elements are read at once."""
+    if WHOLE:
+        count = count // 16 * 16  # which says so to the compiler
     at = tl.program_id(0).to(tl.int64) * WIDE + tl.arange(0, WIDE)
     here = at < count
     value, other = tl.load(gate + at, here, 0.0), tl.load(up + at, here, 0.0)
@@ -80,28 +120,34 @@ def _gate(gate, up, out, count, WIDE: tl.constexpr):
 @triton.jit
 def _rotate(
     query, key, cos, sin, query_out, key_out, query_heads, key_heads, q_token, q_head, k_token, k_head,
-    HALF: tl.constexpr, WIDE: tl.constexpr,
+    HALF: tl.constexpr, WIDE: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """One token and one head: of the queries, then of the keys. To be compiled without fused products and sums: torch rounds
+    """One token and some heads: of the queries, then of the keys. To be compiled without fused products and sums: torch rounds
     twice there."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, WIDE)
     here = at < HALF
     turned = cos + token * (2 * HALF) + at
-    cos_low, cos_high = tl.load(turned, here, 0.0).to(tl.float32), tl.load(turned + HALF, here, 0.0).to(tl.float32)
+    cos_low, cos_high = tl.load(turned, here, 0.0).to(tl.float32)[None, :], tl.load(turned + HALF, here, 0.0).to(tl.float32)[None, :]
     turned = sin + token * (2 * HALF) + at
-    sin_low, sin_high = tl.load(turned, here, 0.0).to(tl.float32), tl.load(turned + HALF, here, 0.0).to(tl.float32)
-    if head < query_heads:
-        source = query + token * q_token + head * q_head + at
-        target = query_out + (token * query_heads + head) * (2 * HALF) + at
+    sin_low, sin_high = tl.load(turned, here, 0.0).to(tl.float32)[None, :], tl.load(turned + HALF, here, 0.0).to(tl.float32)[None, :]
+    of_queries = tl.cdiv(query_heads, HEADS)
+    if block < of_queries:
+        head = block * HEADS + tl.arange(0, HEADS)[:, None]
+        within = head < query_heads
+        source = query + token * q_token + head * q_head + at[None, :]
+        target = query_out + (token * query_heads + head) * (2 * HALF) + at[None, :]
     else:
-        source = key + token * k_token + (head - query_heads) * k_head + at
-        target = key_out + (token * key_heads + head - query_heads) * (2 * HALF) + at
-    low, high = tl.load(source, here, 0.0), tl.load(source + HALF, here, 0.0)
+        head = (block - of_queries) * HEADS + tl.arange(0, HEADS)[:, None]
+        within = head < key_heads
+        source = key + token * k_token + head * k_head + at[None, :]
+        target = key_out + (token * key_heads + head) * (2 * HALF) + at[None, :]
+    within = within & here[None, :]
+    low, high = tl.load(source, within, 0.0), tl.load(source + HALF, within, 0.0)
     kept_low, kept_high = (low.to(tl.float32) * cos_low).to(low.dtype), (high.to(tl.float32) * cos_high).to(low.dtype)
     moved_low, moved_high = (-high.to(tl.float32) * sin_low).to(low.dtype), (low.to(tl.float32) * sin_high).to(low.dtype)
-    tl.store(target, (kept_low.to(tl.float32) + moved_low.to(tl.float32)).to(low.dtype), here)
-    tl.store(target + HALF, (kept_high.to(tl.float32) + moved_high.to(tl.float32)).to(low.dtype), here)
+    tl.store(target, (kept_low.to(tl.float32) + moved_low.to(tl.float32)).to(low.dtype), within)
+    tl.store(target + HALF, (kept_high.to(tl.float32) + moved_high.to(tl.float32)).to(low.dtype), within)
 
 
 class LayerKernels:
@@ -109,13 +155,16 @@ class LayerKernels:
 
     def __init__(self) -> None:
         self._norm, self._squares, self._scale = Launcher(_norm), Launcher(_squares), Launcher(_scale)
-        self._gate, self._rotate = Launcher(_gate), Launcher(_rotate)
+        self._by_warps, self._gate, self._rotate = Launcher(_by_warps), Launcher(_gate), Launcher(_rotate)
+        self.by_warps: dict[tuple[int, torch.dtype], bool] = {}
+        """Columns and dtype -> whether :meth:`norm_by_warps` gives torch's bits; what has not come yet is not among them."""
 
     def norm(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float, exact: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The root mean square norm of ``x`` [..., columns], to which ``more`` is added first -> the sum, and its norm. None for what is
-        not contiguous or of another dtype. ``exact``: torch sums the squares, and each bit is torch's, for 4 bytes an element besides."""
+        not contiguous or of another dtype. ``exact``: each bit is torch's. Where :meth:`norm_by_warps` does not, torch sums the squares,
+        for 4 bytes an element besides."""
         columns = weight.numel()
         if columns != x.shape[-1] or columns > _MOST_COLUMNS or not _plain(x, more, weight):
             return None
@@ -126,17 +175,42 @@ class LayerKernels:
             warps = max(1, min(16, wide // 512))
             self._norm((rows,), x, other, weight, added, out, columns, eps, ADD=add, WIDE=wide, num_warps=warps)
             return added, out
-        blocks, squares = -(-columns // _WIDTH), torch.empty_like(x, dtype=torch.float32)
-        self._squares((rows, blocks), x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
-        self._scale((rows, blocks), added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
+        if self.norm_by_warps(x, more, weight, added, out, eps):
+            return added, out
+        grid, squares = (rows, -(-columns // _WIDTH)), torch.empty_like(x, dtype=torch.float32)
+        self._squares(grid, x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
+        self._scale(grid, added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
         return added, out
+
+    def norm_by_warps(
+        self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, added: torch.Tensor, out: torch.Tensor, eps: float
+    ) -> bool:
+        """Whether ``out`` is the norm now, and ``added`` its sum, by one kernel whose bits are torch's. The first of a kind is held to
+        torch's own factors. What is recorded meets no first one: then the answer is no, for this time."""
+        columns, kind = weight.numel(), (weight.numel(), x.dtype)
+        rows = x.numel() // columns
+        if rows < _LEAST_ROWS or columns % _TURN or columns >= _LONG:
+            return False
+        same, first = self.by_warps.get(kind, True), kind not in self.by_warps
+        if not same or (first and x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return False
+        factors = torch.empty(rows, 1, dtype=torch.float32, device=x.device) if first else out
+        share = float(np.float32(rows) / np.float32(rows * columns))  # as torch has it, also where F32 does not hold the product
+        self._by_warps((rows,), x, x if more is None else more, weight, added, out, factors, columns, eps, share,
+            ADD=more is not None, SAY=first, WIDE=_TURN, TURNS=columns // _TURN, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+        if first:
+            squares = added.view(rows, columns).float()
+            squares.mul_(squares)
+            self.by_warps[kind] = same = torch.equal(factors, torch.rsqrt(squares.mean(-1, keepdim=True) + eps))
+        return same
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
         """silu(gate) * up, of one shape; None for what is not contiguous or of another dtype."""
         if not _plain(gate, up) or gate.shape != up.shape:
             return None
         out, count = torch.empty_like(gate), gate.numel()
-        self._gate((-(-count // _WIDTH),), gate, up, out, count, WIDE=_WIDTH)
+        self._gate((-(-count // _WIDTH),), gate, up, out, count, WHOLE=count % 16 == 0, WIDE=_WIDTH)
         return out
 
     def rotate(
@@ -150,9 +224,9 @@ class LayerKernels:
         if not alike or not same or not _plain(cos, sin) or q_last != 1 or k_last != 1:
             return None
         made, half = (query.new_empty(1, tokens, heads, dim), key.new_empty(1, tokens, key_heads, dim)), dim // 2
-        self._rotate((tokens, heads + key_heads),
+        self._rotate((tokens, -(-heads // _HEADS) + -(-key_heads // _HEADS)),
             query, key, cos, sin, *made, heads, key_heads, q_token, q_head, k_token, k_head,
-            HALF=half, WIDE=power_of_two(half), num_warps=1, enable_fp_fusion=False,
+            HALF=half, WIDE=power_of_two(half), HEADS=_HEADS, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
         return made[0].transpose(1, 2), made[1].transpose(1, 2)
 

@@ -54,8 +54,9 @@ _LAYERS = tuple(
 
 
 class FusedNorms:
-    """For norms and decoder layers whose code is Llama's: to the bits that torch gives, in three kernels. In one, whose sum has an order of
-    its own, where products read a stored form: those are within rounding of the model's, and no more can be asked of what lies between."""
+    """For norms and decoder layers whose code is Llama's: to the bits that torch gives, in one kernel where it sums as torch does, else in
+    three. Where products read a stored form, in one whose sum has an order of its own: those are within rounding of the model's, and no
+    more can be asked of what lies between."""
 
     def convert(self, model: PreTrainedModel) -> None:
         norms = [module for module in model.modules() if computes_as(module, _NORM)]
