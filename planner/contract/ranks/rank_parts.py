@@ -24,9 +24,9 @@ def never_in_parts(model: ModelSpec) -> str:
 
 
 def part_sizes(model: ModelSpec, rows: int) -> list[int]:
-    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole. Thirds would hide
-    hops, for which parts wait where there are as many as ranks. Products of their rows take longer: two H100s took 12 % longer by thirds,
-    four 17 % by sixths (docs/log.md, 2026-11-28)."""
+    """Tokens of a part of a pass over ``rows`` tokens that are worth trying, the largest first; none where it stays whole. Thirds would
+    hide hops, for which parts wait where there are as many as ranks. Products of their rows take longer: two H100s took 12 % longer by
+    thirds, four 17 % by sixths (docs/log.md, 2026-11-28)."""
     if never_in_parts(model) or model.dealt is None:
         return []
     most = MOST_PARTS * model.dealt.count
