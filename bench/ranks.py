@@ -12,10 +12,9 @@
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 launched=true
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
-Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links included, and with `cpu`
-the CPU's products, which take a minute and a half. Then it solves and runs one plan for each of `counts` ranks
-(`runtime run limits=true`). The ranks of a run measure their links when it is over, each alone and all at once, and a hop of one token's
-hidden state beside them. Rows:
+Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
+included: a minute and a half. Then it solves and runs one plan for each of `counts` ranks (`runtime run limits=true`). The ranks of a
+run measure their links when it is over, each alone and all at once, and a hop of one token's hidden state beside them. Rows:
 
     decode: bytes that all links carry for a token / seconds, over what the links carry at once
     prefill: the same of a prompt of `prompt` tokens
@@ -277,7 +276,7 @@ def main() -> None:
     given = given_of(sys.argv[1:], KEYS)
     bench = Bench(Path(given.get("work", "bench-work")).resolve())
     played = given.get("hardware", "local") != "local"
-    profile = {"gpu": None, "cpu": {"cores": 0}, "dram_bytes": 0} if played else profile_of(bench, "false" if "cpu" in given else "true")
+    profile = {"gpu": None, "cpu": {"cores": 0}, "dram_bytes": 0} if played else profile_of(bench, "false")
     ranks = Ranks(bench, given, profile)
     counts = sorted(given.get("counts", "1,2").split(","), key=int)
     cases = {f"{count} ranks": partial(ranks.rows, int(count)) for count in counts}

@@ -26,7 +26,7 @@ from penstock.planner.solver.drafts.draft_choice import beside_bytes
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.planning import plan_of
 from penstock.planner.solver.program import Optimum, nearest_first, optimum
-from penstock.planner.solver.ranks_choice import answer_dealt
+from penstock.planner.solver.ranks_choice import choose_dealt
 from penstock.planner.solver.simple_choice import Choice, Gain, choose
 from penstock.planner.solver.terms.problem import Question
 
@@ -99,9 +99,10 @@ def explain(
     Raises
     ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
-    if question.is_unlike:
-        own = answer_dealt(question).of_rank(0)
-        choice = Choice(own.decisions)
+    dealt, acted = choose_dealt(question) if question.ranks > 1 else (None, None)
+    if dealt is not None and (question.is_unlike or acted is not None):
+        own = dealt.of_rank(0)
+        choice = Choice(own.decisions, acted=acted)
     else:
         choice = choose(question)
         own = plan_of(question, choice)

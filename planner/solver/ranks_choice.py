@@ -15,6 +15,7 @@ from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import Ranks, check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
+from penstock.planner.solver.acted_choice import Acted, acted_nearby
 from penstock.planner.solver.infeasible import Infeasible
 from penstock.planner.solver.layer_counts import slowest, with_counts
 from penstock.planner.solver.program import optimum
@@ -80,13 +81,26 @@ def may_spare(question: Question) -> bool:
 def answer_dealt(question: Question, notes: tuple[str, ...] = ()) -> Plan:
     """The plan of all ranks. One decides batch, passes and pages for all: the first one, which has most layers where they are dealt evenly.
     Where they are not and that leaves another none, the next one. Ranks with the same units on the same card decide the same. Costs a solve
-    for each kind of rank, four at most where cards are alike. Raises UserError; ``Infeasible`` when one finds no plan."""
+    for each kind of rank, four at most where cards are alike, and those of ``acted_nearby``. Raises UserError; ``Infeasible`` when one
+    finds no plan."""
+    return choose_dealt(question, notes)[0]
+
+
+def choose_dealt(question: Question, notes: tuple[str, ...] = ()) -> tuple[Plan, Acted | None]:
+    """The same, and how it was simulated, where that chose it."""
     refused: list[Infeasible] = []
     for leader in range(question.ranks if question.is_unlike else 1):
         try:
-            return _led(question, leader, notes)
+            own = _led(question, leader, notes)
         except Infeasible as error:
             refused.append(error)
+            continue
+
+        def nearby(units: int, leader: int = leader) -> Plan:
+            return _led(replace(question, force=question.force.but(host_ffn=units)), leader, notes)
+
+        acted = acted_nearby(own, question.force, nearby)
+        return (own, None) if acted is None else (replace(acted.plan, notes=(*acted.plan.notes, acted.told)), acted)
     raise refused[0]
 
 

@@ -51,7 +51,7 @@ def choose(question: Question) -> Choice:
     q = question.of_rank(0)
     best = solve(q.hardware, q.model, q.workload, q.force)
     if (acted := acted_choice(question, best)) is not None:
-        return Choice(acted.decisions, acted=acted)
+        return Choice(acted.plan.decisions, acted=acted)
     simple = nearest_first(q, best)
     if simple is None or simple == best:
         return Choice(best)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 
@@ -13,9 +14,10 @@ from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.explain.explain_table import standing
-from penstock.planner.explain.explanation import explain
+from penstock.planner.explain.explanation import explain, question_of
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.solver import program
 from penstock.planner.solver.acted_choice import GAIN, acted_choice
 from penstock.planner.solver.planning import answer
@@ -58,9 +60,9 @@ def test_a_plan_nearby_is_taken_where_it_is_faster_when_it_is_simulated() -> Non
             continue
         moved += 1
         assert acted.instead_s == pytest.approx(step_s(question, own), rel=0.01)
-        assert acted.step_s == pytest.approx(step_s(question, acted.decisions), rel=0.01)
+        assert acted.step_s == pytest.approx(step_s(question, acted.plan.decisions), rel=0.01)
         assert acted.step_s < (1 - GAIN / 2) * acted.instead_s
-        assert acted.decisions.weights.host.ffn != own.weights.host.ffn
+        assert acted.plan.decisions.weights.host.ffn != own.weights.host.ffn
     assert moved >= 2
 
 
@@ -72,7 +74,8 @@ def test_a_plan_nearby_is_taken_where_it_is_faster_when_it_is_simulated() -> Non
 def test_nothing_is_simulated_where_there_is_no_choice(
     vram: int, force: dict[str, int], work: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.planner.solver.acted_choice.Simulation", lambda *_: pytest.fail("simulated"))
+    for name in ("Simulation", "RanksSimulation"):
+        monkeypatch.setattr(f"penstock.planner.solver.acted_choice.{name}", lambda *_: pytest.fail("simulated"))
     question = asked(vram, Force(**force), **work)
     assert acted_choice(question, found(question)) is None
 
@@ -84,3 +87,26 @@ def test_a_user_reads_why() -> None:
     assert note.startswith(f"{made.decisions.weights.host.ffn} FFN units on the CPU, where the program's law has ")
     explained = explain(question, None, 0.1)
     assert explained.plan.decisions == made.decisions and standing(explained).endswith(f"It was chosen by simulation: {note}.")
+
+
+def two_cards(*overrides: str) -> Plan:
+    """70B by two cards beside one CPU."""
+    work = {"workload.prompt_tokens": 128, "workload.new_tokens": 6, "workload.context_tokens": 0, "hardware.links.word_hop_s": 1.5e-5}
+    return solve(hardware="h100x2", model="llama70b", vram="16GiB", overrides=["ranks=2", *overrides], **work)
+
+
+def test_all_ranks_are_simulated_together() -> None:
+    def step_s(plan: Plan) -> float:
+        return RanksSimulation(plan, Options()).run()[0].record.step_ns[-1] / 1e9
+
+    made = two_cards()
+    (note,) = (note for note in made.notes if "simulated" in note)
+    units, own = (int(word) for word in re.findall(r"^(\d+) FFN units of each rank on the CPU, .* has (\d+):", note)[0])
+    assert {one.weights.host.ffn for one in made.ranks.decided(made.decisions)} == {units}
+    forced = two_cards(f"force.host_ffn={own}")
+    assert not any("simulated" in one for one in forced.notes)
+    assert step_s(made) < (1 - GAIN) * step_s(forced) and made.prediction.decode_s_per_token > forced.prediction.decode_s_per_token
+    explained = explain(question_of(made), made, 0.1)
+    assert explained.own.decisions == made.decisions and standing(explained).endswith(f"It was chosen by simulation: {note}.")
+    without = two_cards("force.host_ffn=0")
+    assert not any("simulated" in one for one in without.notes)
