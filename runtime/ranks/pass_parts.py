@@ -34,7 +34,9 @@ class PassParts:
     def __init__(self, tokens: int, attention: PagedAttention, pool: KvPool, units: Holds, put: Put):
         self._tokens, self._attention, self._pool, self._units, self._put = tokens, attention, pool, units, put
         self._step = Step(())
-        self._parts: list[tuple[Step, RowPlaces]] = []
+        self._parts: Sequence[Step] = ()
+        self._places: list[RowPlaces] = []
+        """Of the parts that a layer of the pass has come to."""
         self.bounds: list[tuple[int, int]] = []
         """Each part's first token and the one behind its last, in the packed input."""
         self._given: list[_Given] = []
@@ -42,45 +44,56 @@ class PassParts:
 
     def begin_pass(self, step: Step) -> None:
         """``step`` comes next, for which attention is ready."""
-        self._step, self._parts = step, []
+        self._step, self._parts, self._places = step, (), []
         self._given.clear()
         if self._tokens and step.has_prompt and step.tokens > self._tokens:
-            parts = step.parts(part_lengths(step.tokens, self._tokens))
-            self._parts = [(part, self._attention.places_of(part, self._put)) for part in parts]
-        sizes = [part.tokens for part, _ in self._parts] or [step.tokens]
+            self._parts = step.parts(part_lengths(step.tokens, self._tokens))
+        sizes = [part.tokens for part in self._parts] or [step.tokens]
         self.bounds = list(pairwise(accumulate(sizes, initial=0)))
 
-    def given(self, rest: tuple[Any, ...], named: Mapping[str, Any], tokens: int) -> Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+    def given(self, rest: tuple[Any, ...], named: Mapping[str, Any], tokens: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
         """What of a layer's arguments belongs to each part of its ``tokens``. Layers are given the same objects: each is cut once a pass,
         for a host takes as long for a cut as for a kernel."""
         for one in self._given:
             if one.is_of(rest, named):
-                return one.parts
-        bounds = [(first, end, tokens) for first, end in self.bounds]
-        parts = [(_cut(rest, *own), {name: _cut(value, *own) for name, value in named.items()}) for own in bounds]
-        self._given.append(_Given(rest, named, parts if len(parts) > 1 else [(rest, named)]))
-        return self._given[-1].parts
+                return one.each(self.bounds, tokens)
+        self._given.append(_Given(rest, named, []))
+        return self._given[-1].each(self.bounds, tokens)
 
     def turns(self) -> Iterator[None]:
         """Of one layer: until it is asked for the next one, each part in turn is what is computed."""
         if not self._parts:
             yield
             return
-        for number, (part, places) in enumerate(self._parts, 1):
-            self._attention.turn_to(places)
+        for number, part in enumerate(self._parts):
+            if number == len(self._places):  # in the first layer: the card computes the parts before meanwhile
+                self._places.append(self._attention.places_of(part, self._put))
+            self._attention.turn_to(self._places[number])
             self._pool.begin_pass(part)
-            self._units.held = number < len(self._parts)
+            self._units.held = number + 1 < len(self._parts)
             yield
         self._pool.begin_pass(self._step)
 
 
 @dataclass(frozen=True)
 class _Given:
-    """A layer's arguments beside its hidden states, and those of each part."""
+    """A layer's arguments beside its hidden states, and those of the parts that were asked for."""
 
     rest: tuple[Any, ...]
     named: Mapping[str, Any]
-    parts: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+    parts: list[tuple[tuple[Any, ...], Mapping[str, Any]]]
+
+    def each(self, bounds: Sequence[tuple[int, int]], tokens: int) -> Iterator[tuple[tuple[Any, ...], Mapping[str, Any]]]:
+        """Of all parts in turn, whose ``bounds`` are within ``tokens``. One is cut when it is computed first: the card has the parts before
+        it meanwhile."""
+        if len(bounds) == 1:
+            yield self.rest, self.named
+            return
+        for number, (first, end) in enumerate(bounds):
+            if number == len(self.parts):
+                own = first, end, tokens
+                self.parts.append((_cut(self.rest, *own), {name: _cut(value, *own) for name, value in self.named.items()}))
+            yield self.parts[number]
 
     def is_of(self, rest: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
         """Whether these are the very same objects."""

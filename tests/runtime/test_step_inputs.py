@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from itertools import chain
 
-from penstock.runtime.engine.passes.step_inputs import CopiedInputs, MappedInputs
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs, MappedInputs, step_numbers
+from penstock.runtime.model.rows import Row, RowKind, Step
 from tests.runtime.fakes import FakeDevice
 
 CPU = torch.device("cpu")
@@ -35,3 +40,19 @@ def test_what_is_too_much_for_the_buffers_takes_none_of_them() -> None:
     inputs = MappedInputs(device, CPU, most=2, buffers=1)
     assert inputs.put([1, 2, 3]).tolist() == [1, 2, 3]
     assert inputs.put([4]).tolist() == [4] and device.done_on["compute"] == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 80), st.integers(0, 1 << 20), st.integers(0, 80)), max_size=5))
+def test_a_step_is_its_ids_and_positions_and_wanted_tokens(rows: list[tuple[int, int, int]]) -> None:
+    """Short rows and long ones, which are counted in two ways."""
+    made = [
+        Row(n, tuple(range(7 * n, 7 * n + count)), start, (), RowKind.prompt, min(wanted, count))
+        for n, (count, start, wanted) in enumerate(rows)
+    ]
+    firsts = [sum(len(row.tokens) for row in made[: number + 1]) for number in range(len(made))]
+    wanted = chain.from_iterable(range(end - row.wanted, end) for row, end in zip(made, firsts, strict=True))
+    ids = chain.from_iterable(row.tokens for row in made)
+    positions = chain.from_iterable(range(row.start, row.start + len(row.tokens)) for row in made)
+    numbers = step_numbers(Step(tuple(made)))
+    assert numbers.tolist() == [*ids, *positions, *wanted]
+    assert CopiedInputs(CPU).put(numbers).tolist() == numbers.tolist()

@@ -7,9 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from penstock.runtime.memory.device import CopyDevice, Event
+from penstock.runtime.model.rows import Step
+
+_LONG = 32
+"""Numbers in a row from which on NumPy counts them sooner."""
 
 
 class StepInputs(Protocol):
@@ -56,6 +61,28 @@ class MappedInputs:
         return there
 
 
+def step_numbers(step: Step) -> array[int]:
+    """Token ids of all rows, then the positions of these tokens, then the indices of those whose logits are wanted."""
+    found = array("q")
+    for row in step.rows:
+        found.extend(row.tokens)
+    for row in step.rows:
+        _count(found, row.start, row.end)
+    first = 0
+    for row in step.rows:
+        first += len(row.tokens)
+        _count(found, first - row.wanted, first)
+    return found
+
+
+def _count(found: array[int], first: int, end: int) -> None:
+    if end - first < _LONG:
+        found.extend(range(first, end))
+    else:
+        found.frombytes(np.arange(first, end, dtype=np.int64).tobytes())
+
+
 def _int64(numbers: Sequence[int]) -> torch.Tensor:
     """On the CPU. Through an array: ``torch.tensor`` takes ten times as long for a list, 2 ms for a prompt of 8192 tokens."""
-    return torch.frombuffer(array("q", numbers), dtype=torch.long) if numbers else torch.empty(0, dtype=torch.long)
+    held = numbers if isinstance(numbers, array) else array("q", numbers)
+    return torch.frombuffer(held, dtype=torch.long) if held else torch.empty(0, dtype=torch.long)

@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
 from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from penstock.planner.common.outside.cache_name import cache_name
-from penstock.runtime.engine.passes.step_inputs import CopiedInputs, StepInputs
+from penstock.runtime.engine.passes.step_inputs import CopiedInputs, StepInputs, step_numbers
 from penstock.runtime.engine.sides.launch_seconds import LaunchSeconds
 from penstock.runtime.kv.attention.page_tables import Elsewhere, PagedKernel, PageTables, Put
 from penstock.runtime.kv.attention.paged_attention import PagedAttention, attends_over_pages
@@ -131,19 +130,12 @@ class Stepper:
 
     def begin(self, step: Step) -> tuple[torch.Tensor, ...]:
         """All that the host does before a pass -> its token ids, positions and indices of wanted tokens, on the device."""
-        ids = list(chain.from_iterable(row.tokens for row in step.rows))
-        positions = list(chain.from_iterable(range(row.start, row.end) for row in step.rows))
-        wanted: list[int] = []
-        first = 0
-        for row in step.rows:
-            first += len(row.tokens)
-            wanted += range(first - row.wanted, first)
-        numbers = self._inputs.put([*ids, *positions, *wanted])
+        numbers = self._inputs.put(step_numbers(step))
         self.pool.begin_pass(step)
         if self._alone is None:
             self.attention.begin_pass(step, self._inputs.put)
         self._begin_pass(step)
-        return numbers.split([len(ids), len(positions), len(wanted)])
+        return numbers.split([step.tokens, step.tokens, step.wanted])
 
     def compute_tabled(self, step: Step, tables: PageTables, numbers: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
         """The logits of ``step`` by numbers [ids, positions, slots of the pool] that lie on the device alone: what a graph can record.
