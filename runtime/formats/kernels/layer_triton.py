@@ -20,12 +20,12 @@ _MOST_COLUMNS = 16384
 _HALVES = (torch.bfloat16, torch.float16)
 _HEADS = 8
 """That are rotated in one program."""
-_LEAST_ROWS = 16
-"""From which on torch sums a row's squares in one order, whatever the rows."""
+_THREADS = 512
+"""By which torch sums rows: those of a block, which it shares out to 16 rows at most."""
 _LONG = 8192
-"""Columns from which on it sums in another one."""
-_TURN = 128
-"""Columns that a warp adds to its sums at a time: each of its threads has four sums, of columns that lie side by side."""
+"""Columns from which on it sums in another order."""
+_AT_ONCE = 8
+"""Turns of these threads that are read at once, at most."""
 
 
 @triton.jit
@@ -76,32 +76,36 @@ def _scale(x, means, weight, out, columns, eps, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _by_warps(
+def _in_order(
     x, more, weight, added, out, factors, columns, eps, share,
-    ADD: tl.constexpr, SAY: tl.constexpr, WIDE: tl.constexpr, TURNS: tl.constexpr,
+    ADD: tl.constexpr, SAY: tl.constexpr, LANES: tl.constexpr, HALVINGS: tl.constexpr,
+    TURNS: tl.constexpr, AT_ONCE: tl.constexpr, BLOCKS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One row, whose squares a warp sums in torch's order (``input_vectorized_thread_reduce_impl`` and ``block_x_reduce`` of its
-    ATen/native/cuda/Reduce.cuh, as H100s said it in torch 2.11). To be compiled without fused products and sums."""
-    row, place = tl.program_id(0).to(tl.int64), tl.arange(0, WIDE)
-    sums = tl.zeros((WIDE,), tl.float32)
-    for turn in tl.static_range(TURNS):
-        wide = _sum_of(x, more, added, row, turn * WIDE + place, place < WIDE, columns, ADD).to(tl.float32)
-        sums += wide * wide
-    even, odd = tl.split(tl.reshape(sums, (32, 2, 2)))
+    """One row, whose squares ``LANES`` threads sum in torch's order: each has four sums, of columns that lie side by side
+    (``input_vectorized_thread_reduce_impl`` and ``block_x_reduce`` of its ATen/native/cuda/Reduce.cuh, as H100s said it in torch 2.11). To
+    be compiled without fused products and sums. Columns are read so many turns at once: a store between them would have each wait."""
+    row, block = tl.program_id(0).to(tl.int64) * columns, tl.arange(0, WIDE)
+    if ADD:
+        for at in range(BLOCKS):
+            _sum_of(x + row, more + row, added + row, 0, at * WIDE + block, block < WIDE, columns, ADD)
+        tl.debug_barrier()  # what other threads stored of the sum is read next
+    place, sums = tl.arange(0, 4 * LANES), tl.zeros((4 * LANES,), tl.float32)
+    for turns in range(TURNS // AT_ONCE):
+        for turn in tl.static_range(AT_ONCE):
+            wide = tl.load(added + row + (turns * AT_ONCE + turn) * 4 * LANES + place).to(tl.float32)
+            sums += wide * wide
+    even, odd = tl.split(tl.reshape(sums, (LANES, 2, 2)))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     total = ((first + second) + third) + fourth
-    for _ in tl.static_range(5):  # the second half of the threads onto the first, until one is left
+    for _ in tl.static_range(HALVINGS):  # the second half of the threads onto the first, until one is left
         total = tl.sum(tl.reshape(total, (2, total.shape[0] // 2)), 0)
     factor = tl.rsqrt(tl.sum(total, 0) * share + eps)
     if SAY:
-        tl.store(factors + row, factor)
-    if ADD:
-        tl.debug_barrier()  # what other threads stored of the sum is read next
-    for turn in tl.static_range(TURNS):
-        column = turn * WIDE + place
-        value = tl.load(added + row * columns + column)
-        tl.store(out + row * columns + column, _times(value, factor, tl.load(weight + column)))
+        tl.store(factors + tl.program_id(0), factor)
+    for at in range(BLOCKS):
+        column = at * WIDE + block
+        tl.store(out + row + column, _times(tl.load(added + row + column), factor, tl.load(weight + column)))
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -155,15 +159,15 @@ class LayerKernels:
 
     def __init__(self) -> None:
         self._norm, self._squares, self._scale = Launcher(_norm), Launcher(_squares), Launcher(_scale)
-        self._by_warps, self._gate, self._rotate = Launcher(_by_warps), Launcher(_gate), Launcher(_rotate)
-        self.by_warps: dict[tuple[int, torch.dtype], bool] = {}
-        """Columns and dtype -> whether :meth:`norm_by_warps` gives torch's bits; what has not come yet is not among them."""
+        self._in_order, self._gate, self._rotate = Launcher(_in_order), Launcher(_gate), Launcher(_rotate)
+        self.in_order: dict[tuple[int, int, torch.dtype], bool] = {}
+        """Columns, threads of a row, dtype -> whether :meth:`norm_in_order` gives torch's bits; what has not come yet is not among them."""
 
     def norm(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float, exact: bool
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The root mean square norm of ``x`` [..., columns], to which ``more`` is added first -> the sum, and its norm. None for what is
-        not contiguous or of another dtype. ``exact``: each bit is torch's. Where :meth:`norm_by_warps` does not, torch sums the squares,
+        not contiguous or of another dtype. ``exact``: each bit is torch's. Where :meth:`norm_in_order` does not, torch sums the squares,
         for 4 bytes an element besides."""
         columns = weight.numel()
         if columns != x.shape[-1] or columns > _MOST_COLUMNS or not _plain(x, more, weight):
@@ -175,34 +179,40 @@ class LayerKernels:
             warps = max(1, min(16, wide // 512))
             self._norm((rows,), x, other, weight, added, out, columns, eps, ADD=add, WIDE=wide, num_warps=warps)
             return added, out
-        if self.norm_by_warps(x, more, weight, added, out, eps):
+        if self.norm_in_order(x, more, weight, added, out, eps):
             return added, out
         grid, squares = (rows, -(-columns // _WIDTH)), torch.empty_like(x, dtype=torch.float32)
         self._squares(grid, x, other, added, squares, columns, ADD=add, WIDE=_WIDTH)
         self._scale(grid, added, squares.mean(-1, keepdim=True), weight, out, columns, eps, WIDE=_WIDTH)
         return added, out
 
-    def norm_by_warps(
+    def norm_in_order(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, added: torch.Tensor, out: torch.Tensor, eps: float
     ) -> bool:
         """Whether ``out`` is the norm now, and ``added`` its sum, by one kernel whose bits are torch's. The first of a kind is held to
         torch's own factors. What is recorded meets no first one: then the answer is no, for this time."""
-        columns, kind = weight.numel(), (weight.numel(), x.dtype)
+        columns = weight.numel()
         rows = x.numel() // columns
-        if rows < _LEAST_ROWS or columns % _TURN or columns >= _LONG:
+        lanes = _THREADS >> min(4, rows.bit_length() - 1)
+        kind = columns, lanes, x.dtype
+        if columns % (4 * lanes) or columns >= _LONG:
             return False
-        same, first = self.by_warps.get(kind, True), kind not in self.by_warps
+        same, first = self.in_order.get(kind, True), kind not in self.in_order
         if not same or (first and x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return False
         factors = torch.empty(rows, 1, dtype=torch.float32, device=x.device) if first else out
+        turns, wide = columns // (4 * lanes), min(columns & -columns, 32 * lanes)
+        at_once = next(count for count in range(_AT_ONCE, 0, -1) if turns % count == 0)
         share = float(np.float32(rows) / np.float32(rows * columns))  # as torch has it, also where F32 does not hold the product
-        self._by_warps((rows,), x, x if more is None else more, weight, added, out, factors, columns, eps, share,
-            ADD=more is not None, SAY=first, WIDE=_TURN, TURNS=columns // _TURN, num_warps=1, enable_fp_fusion=False,
+        self._in_order((rows,), x, x if more is None else more, weight, added, out, factors, columns, eps, share,
+            ADD=more is not None, SAY=first, LANES=lanes, HALVINGS=lanes.bit_length() - 1,
+            TURNS=turns, AT_ONCE=at_once, BLOCKS=columns // wide, WIDE=wide,
+            num_warps=lanes // 32, enable_fp_fusion=False,
         )  # fmt: skip
         if first:
             squares = added.view(rows, columns).float()
             squares.mul_(squares)
-            self.by_warps[kind] = same = torch.equal(factors, torch.rsqrt(squares.mean(-1, keepdim=True) + eps))
+            self.in_order[kind] = same = torch.equal(factors, torch.rsqrt(squares.mean(-1, keepdim=True) + eps))
         return same
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:

@@ -6,15 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 
-def means_by_warps(squares: torch.Tensor) -> torch.Tensor:
-    """Of rows [rows, columns], summed as H100s do it: each of 32 threads has four sums, of columns that lie side by side."""
-    turns = squares.numpy().reshape(len(squares), -1, 32, 4)
+def means_in_order(squares: torch.Tensor, lanes: int) -> torch.Tensor:
+    """Of rows [rows, columns], summed as H100s do it: each of ``lanes`` threads has four sums, of columns that lie side by side."""
+    turns = squares.numpy().reshape(len(squares), -1, lanes, 4)
     sums = np.zeros_like(turns[:, 0])
     for turn in range(turns.shape[1]):
         sums += turns[:, turn]
@@ -27,6 +28,27 @@ def means_by_warps(squares: torch.Tensor) -> torch.Tensor:
 
 def pair(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(x), torch.empty_like(x)
+
+
+def in_order(kernels: Any) -> dict[str, bool]:
+    """Norms that one kernel sums in the order of an H100's torch; where this host's is another, torch sums."""
+    found = {}
+    for rows, columns, lanes in ((17, 384, 32), (16, 128, 32), (9, 512, 64), (3, 2048, 256), (1, 4096, 512)):
+        x, more, weight = torch.randn(1, rows, columns).half(), torch.randn(1, rows, columns).half(), torch.rand(columns).half()
+        for name, other in ((f"{rows} rows", None), (f"sum of {rows} rows", more)):
+            total, (added, made) = x if other is None else x + other, pair(x) if other is not None else (x, torch.empty_like(x))
+            wide = total[0].float()
+            card_s, host_s = (
+                torch.rsqrt(mean + 1e-5) for mean in (means_in_order(wide * wide, lanes), (wide * wide).mean(-1, keepdim=True))
+            )
+            found[f"{name}, held to torch"] = kernels.norm_in_order(x, other, weight, added, made, 1e-5) == torch.equal(card_s, host_s)
+            kernels.in_order[columns, lanes, torch.float16] = True
+            ran = kernels.norm_in_order(x, other, weight, added, made, 1e-5)
+            found[name] = ran and torch.equal(added, total) and torch.equal(made[0], weight * (wide * card_s).half())
+            kernels.in_order.clear()
+            exact = kernels.norm(x, other, weight, 1e-5, exact=True)[1]
+            found[f"{name}, exact"] = torch.equal(exact[0], weight * (wide * host_s).half())
+    return found
 
 
 def compare() -> dict[str, bool]:
@@ -44,19 +66,7 @@ def compare() -> dict[str, bool]:
         found[f"{name}, exact"] = torch.equal(added, total) and torch.equal(exact, want)
         added, near = kernels.norm(x, other, weight, 1e-5, exact=False)
         found[name] = torch.equal(added, total) and bool((near - want).abs().max() <= 2**-9 * want.abs().max())
-    x, more, weight = torch.randn(1, 17, 384).half(), torch.randn(1, 17, 384).half(), torch.rand(384).half()
-    for name, other in (("by warps", None), ("sum and norm by warps", more)):
-        total = x if other is None else x + other
-        wide, found[f"{name}, refused"] = total[0].float(), not kernels.norm_by_warps(x, other, weight, *pair(x), 1e-5)
-        kernels.by_warps[384, torch.float16] = True  # a card's sums are of another order than this host's
-        added, made = pair(x) if other is not None else (x, torch.empty_like(x))
-        ran = kernels.norm_by_warps(x, other, weight, added, made, 1e-5)
-        want = weight * (wide * torch.rsqrt(means_by_warps(wide * wide) + 1e-5)).half()
-        found[name] = ran and torch.equal(added, total) and torch.equal(made[0], want)
-        kernels.by_warps.clear()
-        found[f"{name}, exact"] = torch.equal(kernels.norm(x, other, weight, 1e-5, exact=True)[1][0], weight * (
-            wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
-        ).half())  # fmt: skip
+    found |= in_order(kernels)
     heads = [torch.randn(1, 3, count, 32).half().transpose(1, 2) for count in (4, 2)]
     cos, sin = torch.randn(1, 3, 32).half(), torch.randn(1, 3, 32).half()
     for name, made, one in zip(("queries", "keys"), kernels.rotate(*heads, cos, sin), heads, strict=True):
@@ -73,7 +83,7 @@ def test_kernels_between_products_give_torchs_bits() -> None:
     ran = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert len(found) == 13 and all(found.values()), found
+    assert len(found) == 37 and all(found.values()), found
 
 
 if __name__ == "__main__":
