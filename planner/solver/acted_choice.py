@@ -85,11 +85,12 @@ def _nearby(units: int, nearby: Callable[[int], Plan]) -> Iterator[Plan]:
 
 
 def _seconds(plan: Plan) -> tuple[float, float]:
-    """What is minimized, with the simulated step in place of the predicted one, and that step."""
+    """What is minimized, by a step that takes as long as the simulated one or as the predicted one, whichever is longer: neither knows all
+    that it waits for. And the simulated step."""
     said = plan.prediction
     work = replace(plan.workload, new_tokens=min(plan.workload.new_tokens, STEPS + 1), requests=plan.decisions.batch)
     short = replace(plan, workload=work)
     acted = RanksSimulation(short, Options()).run()[0] if plan.ranks.count > 1 else Simulation(short, Options()).run()
     step_s = acted.record.step_ns[-1] / 1e9
     steps = (said.total_s - said.prefill_s) / said.decode_s_per_token
-    return said.total_s + steps * (step_s - said.decode_s_per_token), step_s
+    return said.total_s + steps * max(0.0, step_s - said.decode_s_per_token), step_s
