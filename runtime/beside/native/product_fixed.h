@@ -1,4 +1,4 @@
-/* Products with whole numbers of 16 bits: up to 4 input rows, in AVX2.
+/* Products with whole numbers of 16 bits: up to 4 input rows, in AVX2, and in AVX512 (FIXED_WIDE of product_words.h).
  *
  * Of each WORDS_COLUMNS columns inputs are whole numbers X in fixed point, x = step * X. step is a power of two, and the largest |X| from
  * 2 ** 14 to less than 2 ** 15. A BF16 has eight bits: it keeps them all, but where it is below 2 ** -7 of the largest. There it is rounded
@@ -21,16 +21,6 @@
 
 #ifdef HAS_X86
 enum { FIXED_LANES = 8, FIXED_ROWS = 2 };
-
-/* Whether all inputs are numbers with an end. */
-FOR_AVX2 ALONE int all_fixed(const struct inputs *in)
-{
-    const int64_t all = (in->columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;
-    int none = 0;
-    for (int64_t b = 0; b < in->rows * all; b++)
-        none |= in->steps[b] != in->steps[b];
-    return !none;
-}
 
 FOR_AVX2 ALONE __m256i pairs_fixed(__m256i w, const uint16_t *x)
 {

@@ -91,6 +91,12 @@ FOR_AVX512 ALONE __m512i e2m1_table(void)
                                                     (short)0xbf80, (short)0xbfc0, (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0));
 }
 
+/* Twice these numbers, which are whole. */
+FOR_AVX512 ALONE __m512i e2m1_twice(void)
+{
+    return _mm512_broadcast_i64x4(_mm256_setr_epi16(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+}
+
 FOR_AVX512 ALONE void block_mxfp4(struct mxfp4_row *row, int64_t column, __m512i *w, const int tiles, const int native, const int64_t far)
 {
     const __m512i plain = e2m1_table();
@@ -114,7 +120,7 @@ FOR_AVX512 ALONE void fill_mxfp4(const struct matrix *m, int64_t o, const struct
     }
 }
 
-WORDS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip, fill_mxfp4, e2m1_table(), 0, GROUP)
+WORDS(mxfp4, mxfp4_row, open_mxfp4, block_mxfp4, mxfp4_strip, fill_mxfp4, e2m1_table(), e2m1_twice(), 0.5f, 0, GROUP)
 
 /* Of codes' numbers, unscaled: each has four bits, so none is rounded. */
 FOR_AVX2 ALONE void e2m1_avx2(const uint8_t *codes, __m256 *w)
@@ -222,7 +228,8 @@ FOR_AVX512 ALONE void fill_nvfp4(const struct matrix *m, int64_t o, const struct
     }
 }
 
-WORDS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip, fill_nvfp4, e2m1_table(), 0, SMALL_GROUP)
+WORDS(nvfp4, nvfp4_row, open_nvfp4, block_nvfp4, nvfp4_strip, fill_nvfp4, e2m1_table(), e2m1_twice(), 0.5f, 0,
+      SMALL_GROUP)
 
 FOR_AVX2 ALONE __m256 nvfp4_scale_avx2(const struct nvfp4_row *row, uint8_t bits)
 {

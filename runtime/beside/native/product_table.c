@@ -113,7 +113,7 @@ product_fn product_of(int32_t kind, int32_t number, int level)
 
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 {
-    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(level) ? MOST_TWOS : MOST_WIDE))
+    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(kind, number, level) ? MOST_TWOS : MOST_WIDE))
         return 0;
     switch (kind) {
     case KIND_GPTQ4: return level < LEVEL_AVX512; /* it is turned */
@@ -126,14 +126,15 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     case KIND_Q6_K: return 64;
     case KIND_INT8:
     case KIND_UINT8:
-    case KIND_Q8_0: return words_fixed(level) ? WORDS_COLUMNS : 0;
+    case KIND_Q8_0: return words_fixed(kind, number, level) ? WORDS_COLUMNS : 0;
     default: return 0;
     }
 }
 
-int words_fixed(int level)
+int words_fixed(int32_t kind, int32_t number, int level)
 {
-    return level == LEVEL_AVX2;
+    const int by_table = kind == KIND_INT4 || kind == KIND_MXFP4 || kind == KIND_NVFP4;
+    return level == LEVEL_AVX2 || (level >= LEVEL_AVX512_BF16 && number == NUMBER_BF16 && by_table);
 }
 
 int64_t fixed_summed(int64_t run)

@@ -149,6 +149,11 @@ FOR_AVX512 ALONE __m512i int4_table(void)
     return table_of_16(numbers, 0);
 }
 
+FOR_AVX512 ALONE __m512i int4_numbers(void)
+{
+    return _mm512_broadcast_i64x4(_mm256_setr_epi16(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+
 FOR_AVX512 ALONE void fill_int4(const struct matrix *m, int64_t o, const struct words_row *row)
 {
     const int64_t groups = m->columns / m->group;
@@ -326,7 +331,8 @@ BLOCKS_AVX2(int8_decoded, bytes_row_avx2, open_int8_avx2, block_int8_avx2, int8_
 BLOCKS_AVX2(uint8_decoded, bytes_row_avx2, open_uint8_avx2, block_uint8_avx2, uint8_strip)
 FIXED_BYTES(int8, signed_fixed, 1, 0)
 FIXED_BYTES(uint8, unsigned_fixed, 0, 128)
-WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), m->part[2] != NULL, m->group)
+WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(), int4_numbers(), 1.0f,
+      m->part[2] != NULL, m->group)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
 

@@ -90,6 +90,30 @@ static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, 
             name##_strips_f16(m, first, last, in, y, stride);                                                                        \
     }
 
+/* name_all: all rows by name_row. */
+#define ROWS_OF_WORDS(name, fill, shifted, group)                                                                                    \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+                                     int64_t stride, const int wide)                                                                 \
+    {                                                                                                                                \
+        const int64_t columns = m->columns, each = (int64_t)(group) < WORDS_COLUMNS ? (group) : WORDS_COLUMNS;                       \
+        const int lanes = (int)each / WORDS_LANE;                                                                                    \
+        float scales[columns / each + 32], shifts[columns / each + 32];                                                              \
+        memset(scales, 0, sizeof scales);                                                                                            \
+        memset(shifts, 0, sizeof shifts);                                                                                            \
+        for (int64_t o = first; o < last; o++) {                                                                                     \
+            struct words_row row = {(const uint8_t *)m->part[0] + o * columns / 2, scales, shifts};                                  \
+            fill(m, o, &row);                                                                                                        \
+            if (lanes == 16 && !(shifted))                                                                                           \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 0);                                                     \
+            else if (lanes == 16)                                                                                                    \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 1);                                                     \
+            else if (!(shifted))                                                                                                     \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 0);                                                     \
+            else                                                                                                                     \
+                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 1);                                                     \
+        }                                                                                                                            \
+    }
+
 /* name: product_fn.
  *
  *     fill(m, o, row)   scales, and shifts where `shifted`, of row o
@@ -128,28 +152,74 @@ static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, 
         }                                                                                                                            \
         _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
     }                                                                                                                                \
-    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
-                                     int64_t stride, const int wide)                                                                 \
-    {                                                                                                                                \
-        const int64_t columns = m->columns, each = (int64_t)(group) < WORDS_COLUMNS ? (group) : WORDS_COLUMNS;                       \
-        const int lanes = (int)each / WORDS_LANE;                                                                                    \
-        float scales[columns / each + 32], shifts[columns / each + 32];                                                              \
-        memset(scales, 0, sizeof scales);                                                                                            \
-        memset(shifts, 0, sizeof shifts);                                                                                            \
-        for (int64_t o = first; o < last; o++) {                                                                                     \
-            struct words_row row = {(const uint8_t *)m->part[0] + o * columns / 2, scales, shifts};                                  \
-            fill(m, o, &row);                                                                                                        \
-            if (lanes == 16 && !(shifted))                                                                                           \
-                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 0);                                                     \
-            else if (lanes == 16)                                                                                                    \
-                name##_row(&row, in, columns, lanes, y + o, stride, wide, 1, 1);                                                     \
-            else if (!(shifted))                                                                                                     \
-                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 0);                                                     \
-            else                                                                                                                     \
-                name##_row(&row, in, columns, lanes, y + o, stride, wide, 0, 1);                                                     \
-        }                                                                                                                            \
-    }                                                                                                                                \
+    ROWS_OF_WORDS(name, fill, shifted, group)                                                                                        \
     BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), strips, decode)
+
+/* Whether all inputs that are whole numbers are numbers with an end. */
+ALONE int all_fixed(const struct inputs *in)
+{
+    const int64_t all = (in->columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;
+    int none = 0;
+    for (int64_t b = 0; b < in->rows * all; b++)
+        none |= in->steps[b] != in->steps[b];
+    return !none;
+}
+
+FOR_AVX512 ALONE __m512i and_wholes(__m512i sum, __m512i w, const uint16_t *x)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const __m512i *)x));
+    return sum;
+}
+
+/* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 from its
+ * own cache so, and 16 by WORDS_AT: a product of pairs of BF16 takes it two cycles and more. Sums of 32 bits get eight columns. */
+#define FIXED_WIDE(name, fill, numbers, unit, shifted, group, otherwise)                                                             \
+    FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
+                                     int64_t stride, const int wide, const int whole, const int shift)                               \
+    {                                                                                                                                \
+        const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
+        const int64_t step = 16 / lanes;                                                                                             \
+        const __m512i known = numbers, lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);               \
+        const __m512i places = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz((unsigned)lanes)));                            \
+        __m512 sums[MOST_WIDE];                                                                                                      \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                        \
+        for (int64_t b = 0; b < all; b++) {                                                                                          \
+            const uint8_t *codes = row->codes + b * (WORDS_COLUMNS / 2);                                                             \
+            const __m512i words = b < blocks ? _mm512_loadu_si512(codes)                                                             \
+                                             : _mm512_maskz_loadu_epi8((__mmask64)-1 >> (WORDS_COLUMNS - tail) / 2, codes);          \
+            const __m512 scales = by_lanes(row->scales + b * step, places, whole);                                                   \
+            __m512i w[4];                                                                                                            \
+            fetch(codes, AHEAD, 1);                                                                                                  \
+            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) w[n] =                                                               \
+                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), known);                                                    \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
+            {                                                                                                                        \
+                const int64_t at = r * all + b;                                                                                      \
+                const uint16_t *x = in->words + at * WORDS_COLUMNS;                                                                  \
+                __m512i found = _mm512_setzero_si512();                                                                              \
+                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) found = and_wholes(found, w[n], x + TILE * n);                   \
+                const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(found), _mm512_set1_ps(in->steps[at] * (unit)));               \
+                if (shift) {                                                                                                         \
+                    const __m512 shifts = by_lanes(row->shifts + b * step, places, whole);                                           \
+                    const __m512 eights = _mm512_load_ps(in->eights + at * (WORDS_COLUMNS / WORDS_LANE));                            \
+                    sums[r] = _mm512_fmadd_ps(_mm512_fmadd_ps(eights, shifts, value), scales, sums[r]);                              \
+                } else                                                                                                               \
+                    sums[r] = _mm512_fmadd_ps(value, scales, sums[r]);                                                               \
+            }                                                                                                                        \
+        }                                                                                                                            \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
+    }                                                                                                                                \
+    ROWS_OF_WORDS(name, fill, shifted, group)                                                                                        \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        switch (in->run == 1 && words_fit(m->columns, group) && all_fixed(in) ? in->rows : 0) {                                      \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: otherwise(m, first, last, in, y, stride);                                                                           \
+        }                                                                                                                            \
+    }
 
 /* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
 struct words_part {
@@ -200,12 +270,19 @@ struct words_part {
     RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                             \
     FOR_TILES(name, IN_ORDER, state, open, block)
 
-/* The same. */
-#define WORDS(name, state, open, block, decode, fill, table, shifted, group)                                                         \
+/* The same, and name_dot_f16. With BF16's products inputs that are BF16 are whole numbers, those that are F16 are by words.
+ *
+ *     numbers, unit   sixteen whole numbers of 16 bits, twice; one times unit is what `table` has */
+#define WORDS(name, state, open, block, decode, fill, table, numbers, unit, shifted, group)                                          \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, BY_TURNS, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \
     WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips, decode)                                            \
-    WORDS_AT(name##_dot, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                  \
+    WORDS_AT(name##_pairs, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                \
+    FIXED_WIDE(name##_dot, fill, numbers, unit, shifted, group, name##_dot_strips)                                                   \
+    void name##_dot_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
+    {                                                                                                                                \
+        name##_pairs_f16(m, first, last, in, y, stride);                                                                             \
+    }                                                                                                                                \
     FOR_TILES(name, BY_TURNS, state, open, block)
 #endif
 

@@ -76,8 +76,8 @@ product_fn product_of(int32_t kind, int32_t number, int level);
 /* The run of product_words.h by which products of a kind read so many input rows at level; WORDS_COLUMNS: columns in their order; 0 for none. */
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level);
 
-/* Whether words are whole numbers of 16 bits at level: of product_fixed.h. */
-int words_fixed(int level);
+/* Whether words of a kind are whole numbers of 16 bits at level: of product_fixed.h. */
+int words_fixed(int32_t kind, int32_t number, int level);
 
 /* Columns of which whole numbers' sum is known. */
 int64_t fixed_summed(int64_t run);

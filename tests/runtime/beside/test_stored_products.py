@@ -1,7 +1,7 @@
 """Products with coded matrices, as they are stored, are those with the same matrices decoded, at every instruction set of this machine.
 
 With AVX512 those with numbers of 4 bits along rows (product_words.h) multiply by scales behind the sums, and round no weight. With AVX2
-those with whole numbers do (product_fixed.h), and round inputs, too: test_fixed_products.py has the bounds. One row's sums go in another
+those with whole numbers do (product_fixed.h), and some with AVX512. They round inputs, too: test_fixed_products.py has the bounds. One row's sums go in another
 order with AVX512: the last bit of an output may differ then."""
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4", "Q4_0", "Q4_K", "Q5
 """Formats by words, and those whose decoded weights need no rounding."""
 ACROSS = {Level.portable: (), Level.avx2: ("AWQ",)}
 """Of which formats no weight is rounded, and sums follow their words, of however many rows; with AVX512 of these two."""
-FIXED = (*BY_WORDS, "INT8", "Q8_0")
-"""Formats that AVX2 multiplies by whole numbers."""
+FIXED, WIDE_FIXED = (*BY_WORDS, "INT8", "Q8_0"), ("INT4", "MXFP4", "NVFP4")
+"""Formats that AVX2 multiplies by whole numbers, and those that AVX512 does with BF16's products."""
 WORDS_ROWS = 4
 
 
@@ -79,7 +79,8 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
             words = words or name.startswith(ACROSS.get(level, ("GPTQ4", "AWQ")))
             rounded = 2**-9 if words and not name.startswith(EXACT) else 0
             bound = exact.abs() * 2**-8 + size * (2**-22 + rounded)
-            if words and level is Level.avx2:
+            fixed = {Level.avx2: FIXED, Level.avx512_bf16: WIDE_FIXED, Level.amx: WIDE_FIXED}.get(level, ())
+            if words and name.startswith(fixed):
                 bound += fixed_error(x, plain)
             assert ((out.double() - exact).abs() <= bound).all(), (name, tokens)
             last = tokens == 1 and level >= Level.avx512 and (out != same).sum() == 1  # seen with 1 of 12 seeds
