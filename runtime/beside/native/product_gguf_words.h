@@ -30,18 +30,20 @@ FOR_AVX512 ALONE void six_bits(const uint8_t *block, float *factors)
     _mm512_storeu_ps(factors, _mm512_mul_ps(by, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(six))));
 }
 
-/* Whole numbers from `from` on, to 32 of them, as BF16. */
-FOR_AVX512 ALONE __m512i numbers_from(int from)
+/* Whole numbers from `from` on, to 32 of them, as BF16, or as they are where `fixed`. */
+FOR_AVX512 ALONE __m512i numbers_from(int from, const int fixed)
 {
     const __m512i ints = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_add_epi32(ints, _mm512_set1_epi32(from)));
-    return both_narrowed(_mm512_add_ps(low, _mm512_set1_ps(16)), low, 0);
+    const __m512i low = _mm512_add_epi32(ints, _mm512_set1_epi32(from)), high = _mm512_add_epi32(low, _mm512_set1_epi32(16));
+    if (fixed)
+        return _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)), _mm512_cvtepi32_epi16(high), 1);
+    return both_narrowed(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low), 0);
 }
 
 /* Sixteen of them, twice. */
-FOR_AVX512 ALONE __m512i numbers_of_4(int from)
+FOR_AVX512 ALONE __m512i numbers_of_4(int from, const int fixed)
 {
-    return _mm512_broadcast_i64x4(_mm512_castsi512_si256(numbers_from(from)));
+    return _mm512_broadcast_i64x4(_mm512_castsi512_si256(numbers_from(from, fixed)));
 }
 
 /* In lanes 0 to 15 number begin + lane / each * step. */
@@ -68,7 +70,8 @@ FOR_AVX512 ALONE __m512i above_nibbles(__m512i nibbles, __m512i above)
 }
 
 /* Four blocks at once: 36 words, of which each ninth is a scale. */
-FOR_AVX512 ALONE void part_q4_0(const struct gguf_row *row, int64_t column, int64_t left, struct words_part *found)
+FOR_AVX512 ALONE void part_q4_0(const struct gguf_row *row, int64_t column, int64_t left, struct words_part *found,
+                                 const int fixed)
 {
     enum { WORDS = BYTES_Q4_0 / 2, LATER = 4 };
     const uint8_t *block = row->blocks + column / SMALL * BYTES_Q4_0;
@@ -82,7 +85,7 @@ FOR_AVX512 ALONE void part_q4_0(const struct gguf_row *row, int64_t column, int6
     codes = _mm512_mask_permutexvar_epi16(codes, 0xf0000000u, _mm512_sub_epi16(from, _mm512_set1_epi16(LATER)), b);
     fetch(block, FAR / SMALL * BYTES_Q4_0, 2);
     found->even = found->odd = _mm512_cvtph_ps(_mm512_castsi512_si256(_mm512_permutexvar_epi16(_mm512_castsi256_si512(scales), a)));
-    const __m512i numbers = numbers_of_4(-8);
+    const __m512i numbers = numbers_of_4(-8, fixed);
     _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) found->w[n] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4 * n), numbers);
 }
 
@@ -95,11 +98,12 @@ FOR_AVX512 ALONE void scales_of(const struct gguf_row *row, int half, struct wor
     found->less = to_lanes(factors, 8 + 4 * half, 4, 1);
 }
 
-FOR_AVX512 ALONE void part_q4_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found)
+FOR_AVX512 ALONE void part_q4_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found,
+                                 const int fixed)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q4_K;
     const int half = column % LARGE / BLOCK;
-    const __m512i words = _mm512_loadu_si512(block + 16 + 64 * half), numbers = numbers_of_4(0);
+    const __m512i words = _mm512_loadu_si512(block + 16 + 64 * half), numbers = numbers_of_4(0, fixed);
     (void)left;
     fetch(block + half * 72, FAR / LARGE * BYTES_Q4_K, 1);
     if (!half)
@@ -108,11 +112,12 @@ FOR_AVX512 ALONE void part_q4_k(struct gguf_row *row, int64_t column, int64_t le
     _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) found->w[n] = _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), numbers);
 }
 
-FOR_AVX512 ALONE void part_q5_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found)
+FOR_AVX512 ALONE void part_q5_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found,
+                                 const int fixed)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q5_K;
     const int half = column % LARGE / BLOCK;
-    const __m512i words = _mm512_loadu_si512(block + 48 + 64 * half), numbers = numbers_from(0);
+    const __m512i words = _mm512_loadu_si512(block + 48 + 64 * half), numbers = numbers_from(0, fixed);
     const __m512i fifth = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(block + 16)));
     (void)left;
     fetch(block + half * 88, FAR / LARGE * BYTES_Q5_K, 2);
@@ -130,11 +135,12 @@ FOR_AVX512 ALONE void part_q5_k(struct gguf_row *row, int64_t column, int64_t le
         _mm512_permutexvar_epi16(above_nibbles(_mm512_srli_epi16(words, 4 * n), above[n]), numbers);
 }
 
-FOR_AVX512 ALONE void part_q6_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found)
+FOR_AVX512 ALONE void part_q6_k(struct gguf_row *row, int64_t column, int64_t left, struct words_part *found,
+                                 const int fixed)
 {
     const uint8_t *block = row->blocks + column / LARGE * BYTES_Q6_K;
     const int half = column % LARGE / BLOCK;
-    const __m512i words = _mm512_loadu_si512(block + 64 * half), lower = numbers_from(-32), upper = numbers_from(0);
+    const __m512i words = _mm512_loadu_si512(block + 64 * half), lower = numbers_from(-32, fixed), upper = numbers_from(0, fixed);
     const __m512i top = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(block + 128 + 32 * half)));
     (void)left;
     fetch(block + half * 105, FAR / LARGE * BYTES_Q6_K, 2);

@@ -133,13 +133,13 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 
 int words_fixed(int32_t kind, int32_t number, int level)
 {
-    const int by_table = kind == KIND_INT4 || kind == KIND_MXFP4 || kind == KIND_NVFP4;
-    return level == LEVEL_AVX2 || (level >= LEVEL_AVX512_BF16 && number == NUMBER_BF16 && by_table);
+    const int by_bytes = kind == KIND_INT8 || kind == KIND_UINT8 || kind == KIND_Q8_0;
+    return level == LEVEL_AVX2 || (level >= LEVEL_AVX512_BF16 && number == NUMBER_BF16 && !by_bytes);
 }
 
-int64_t fixed_summed(int64_t run)
+int64_t fixed_summed(int64_t run, int level)
 {
-    return run == 32 ? 32 : run == 64 ? 16 : WORDS_LANE; /* the groups of Q4_K and Q5_K, and of Q6_K */
+    return level != LEVEL_AVX2 ? WORDS_LANE : run == 32 ? 32 : run == 64 ? 16 : WORDS_LANE; /* the groups of Q4_K and Q5_K, and of Q6_K */
 }
 
 int64_t rows_at_once(int32_t kind)

@@ -171,6 +171,26 @@ FOR_AVX512 ALONE __m512i and_wholes(__m512i sum, __m512i w, const uint16_t *x)
     return sum;
 }
 
+/* name: of so many input rows as are multiplied at once, by name_all, where it `fits` and all inputs have an end. */
+#define FIXED_WIDTHS(name, fits, otherwise)                                                                                          \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        switch ((fits) && all_fixed(in) ? in->rows : 0) {                                                                            \
+        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
+        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
+        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
+        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
+        default: otherwise(m, first, last, in, y, stride);                                                                           \
+        }                                                                                                                            \
+    }
+
+/* name_dot_f16: inputs that are F16 are by words. */
+#define F16_BY_PAIRS(name)                                                                                                           \
+    void name##_dot_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
+    {                                                                                                                                \
+        name##_pairs_f16(m, first, last, in, y, stride);                                                                             \
+    }
+
 /* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 from its
  * own cache so, and 16 by WORDS_AT: a product of pairs of BF16 takes it two cycles and more. Sums of 32 bits get eight columns. */
 #define FIXED_WIDE(name, fill, numbers, unit, shifted, group, otherwise)                                                             \
@@ -210,16 +230,7 @@ FOR_AVX512 ALONE __m512i and_wholes(__m512i sum, __m512i w, const uint16_t *x)
         _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
     }                                                                                                                                \
     ROWS_OF_WORDS(name, fill, shifted, group)                                                                                        \
-    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
-    {                                                                                                                                \
-        switch (in->run == 1 && words_fit(m->columns, group) && all_fixed(in) ? in->rows : 0) {                                      \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: otherwise(m, first, last, in, y, stride);                                                                           \
-        }                                                                                                                            \
-    }
+    FIXED_WIDTHS(name, in->run == 1 && words_fit(m->columns, group), otherwise)
 
 /* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
 struct words_part {
@@ -230,7 +241,7 @@ struct words_part {
 /* name: product_fn, of blocks that have their scales with them.
  *
  *     open(state *, m, row)
- *     part(state *, column, columns left, struct words_part *)
+ *     part(state *, column, columns left, struct words_part *, whether numbers are whole ones)
  *     lessened                          whether there is `less` */
 #define RUNS_AT(name, native, state, open, part, runs, lessened, strips, decode)                                                     \
     FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
@@ -244,7 +255,7 @@ struct words_part {
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                    \
             for (int64_t b = 0; b < all; b++) {                                                                                      \
                 struct words_part found;                                                                                             \
-                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found);                                                  \
+                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found, 0);                                               \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                 {                                                                                                                    \
                     const uint16_t *x = in->words + (r * all + b) * WORDS_COLUMNS;                                                   \
@@ -262,15 +273,51 @@ struct words_part {
     }                                                                                                                                \
     BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips, decode)
 
-/* name_avx512, name_dot, name_amx: by words, more rows by strips that `block` decodes. */
+/* The same, with inputs that are whole numbers. */
+#define FIXED_RUNS(name, state, open, part, runs, lessened, otherwise)                                                               \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+                                     int64_t stride, const int wide)                                                                 \
+    {                                                                                                                                \
+        const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;                                     \
+        for (int64_t o = first; o < last; o++) {                                                                                     \
+            struct state row = {0};                                                                                                  \
+            __m512 sums[MOST_WIDE];                                                                                                  \
+            open(&row, m, o);                                                                                                        \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                    \
+            for (int64_t b = 0; b < all; b++) {                                                                                      \
+                struct words_part found;                                                                                             \
+                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found, 1);                                               \
+                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
+                {                                                                                                                    \
+                    const int64_t at = r * all + b;                                                                                  \
+                    const uint16_t *x = in->words + at * WORDS_COLUMNS;                                                              \
+                    const __m512i none = _mm512_setzero_si512();                                                                     \
+                    const __m512i even = and_wholes(and_wholes(none, found.w[0], x), found.w[2], x + 2 * TILE);                      \
+                    const __m512i odd = and_wholes(and_wholes(none, found.w[1], x + TILE), found.w[3], x + 3 * TILE);                \
+                    const __m512 by = _mm512_set1_ps(in->steps[at]);                                                                 \
+                    sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(even), by), found.even, sums[r]);                     \
+                    sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(odd), by), found.odd, sums[r]);                       \
+                    if (lessened)                                                                                                    \
+                        sums[r] = _mm512_fnmadd_ps(found.less, _mm512_load_ps(in->eights + at * 16), sums[r]);                       \
+                }                                                                                                                    \
+            }                                                                                                                        \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    FIXED_WIDTHS(name, in->run == runs && m->columns % TILE == 0, otherwise)
+
+/* name_avx512, name_dot, name_amx, name_dot_f16: by words, more rows by strips that `block` decodes. With BF16's products inputs that are
+ * BF16 are whole numbers. */
 #define RUNS(name, state, open, block, decode, part, runs, lessened)                                                                 \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, IN_ORDER, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
     RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips, decode)                                       \
-    RUNS_AT(name##_dot, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                             \
+    RUNS_AT(name##_pairs, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                           \
+    FIXED_RUNS(name##_dot, state, open, part, runs, lessened, name##_dot_strips)                                                     \
+    F16_BY_PAIRS(name)                                                                                                               \
     FOR_TILES(name, IN_ORDER, state, open, block)
 
-/* The same, and name_dot_f16. With BF16's products inputs that are BF16 are whole numbers, those that are F16 are by words.
+/* The same.
  *
  *     numbers, unit   sixteen whole numbers of 16 bits, twice; one times unit is what `table` has */
 #define WORDS(name, state, open, block, decode, fill, table, numbers, unit, shifted, group)                                          \
@@ -279,10 +326,7 @@ struct words_part {
     WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips, decode)                                            \
     WORDS_AT(name##_pairs, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                \
     FIXED_WIDE(name##_dot, fill, numbers, unit, shifted, group, name##_dot_strips)                                                   \
-    void name##_dot_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
-    {                                                                                                                                \
-        name##_pairs_f16(m, first, last, in, y, stride);                                                                             \
-    }                                                                                                                                \
+    F16_BY_PAIRS(name)                                                                                                               \
     FOR_TILES(name, BY_TURNS, state, open, block)
 #endif
 

@@ -59,7 +59,7 @@ enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
  * bytes. F16 inputs have two rows of words each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first,
  * zeros with the second. steps: where `run` is not 0 and words_fixed says so, words are whole numbers of 16 bits, and stand for what they are
  * times a step for each 128 columns, [rows][columns / 128, rounded up]; not a number where an input is none or has no end. Sums are then of
- * fixed_summed(run) columns. */
+ * fixed_summed columns. */
 struct inputs {
     int64_t rows, columns, run;
     const float *x;
@@ -80,7 +80,7 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level);
 int words_fixed(int32_t kind, int32_t number, int level);
 
 /* Columns of which whole numbers' sum is known. */
-int64_t fixed_summed(int64_t run);
+int64_t fixed_summed(int64_t run, int level);
 
 /* Rows of a matrix of a kind that a thread should claim together: a multiple of 16. */
 int64_t rows_at_once(int32_t kind);

@@ -162,9 +162,9 @@ enum { FIXED_BITS = 14, SMALL_EXPONENT = FIXED_BITS + 1, NO_END = 255 };
 
 /* As product_fixed.h has them: columns [first, last), and zeros behind the last. first is a multiple of WORDS_COLUMNS; last, too, or the end. */
 static void fixed_of(const float *values, uint16_t *words, float *sums, float *steps, int64_t rows, int64_t columns, int64_t first,
-                     int64_t last, int64_t run)
+                     int64_t last, int64_t run, int level)
 {
-    const int64_t all = padded(columns), summed = fixed_summed(run);
+    const int64_t all = padded(columns), summed = fixed_summed(run, level);
     const int bits = __builtin_ctzll((unsigned long long)run);
     for (int64_t r = 0; r < rows; r++, values += columns, words += all, sums += all / summed, steps += all / WORDS_COLUMNS)
         for (int64_t k = first; k < last; k += WORDS_COLUMNS) {
@@ -205,7 +205,7 @@ static void share_words(const struct work *work, const struct matrix *m, const f
 {
     const int64_t run = wanted_run(work, m);
     if (run && words_fixed(m->kind, work->unit->number, work->team->level))
-        fixed_of(values, words, eights, steps, work->rows, m->columns, first, last, run);
+        fixed_of(values, words, eights, steps, work->rows, m->columns, first, last, run, work->team->level);
     else if (run && work->unit->number == NUMBER_F16)
         words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_F16);
     else if (run)

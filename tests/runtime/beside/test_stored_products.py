@@ -29,7 +29,7 @@ BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4", "Q4_0", "Q4_K", "Q5
 """Formats by words, and those whose decoded weights need no rounding."""
 ACROSS = {Level.portable: (), Level.avx2: ("AWQ",)}
 """Of which formats no weight is rounded, and sums follow their words, of however many rows; with AVX512 of these two."""
-FIXED, WIDE_FIXED = (*BY_WORDS, "INT8", "Q8_0"), ("INT4", "MXFP4", "NVFP4")
+FIXED, WIDE_FIXED = (*BY_WORDS, "INT8", "Q8_0"), tuple(name for name in BY_WORDS if name not in ("GPTQ4", "AWQ"))
 """Formats that AVX2 multiplies by whole numbers, and those that AVX512 does with BF16's products."""
 WORDS_ROWS = 4
 
