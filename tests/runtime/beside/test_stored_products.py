@@ -1,8 +1,8 @@
 """Products with coded matrices, as they are stored, are those with the same matrices decoded, at every instruction set of this machine.
 
 With AVX512 those with numbers of 4 bits along rows (product_words.h) multiply by scales behind the sums, and round no weight. With AVX2
-those with whole numbers do (product_fixed.h), and some with AVX512. They round inputs, too: test_fixed_products.py has the bounds. One row's sums go in another
-order with AVX512: the last bit of an output may differ then."""
+those with whole numbers do (product_fixed.h), and some with AVX512. They round inputs, too: test_fixed_products.py has the bounds. One
+row's sums go in another order with AVX512: the last bit of an output may differ then."""
 
 from __future__ import annotations
 
