@@ -1,5 +1,5 @@
-"""AVX2 multiplies a few rows by whole numbers of 16 bits, and so does AVX512 with BF16's products, but by bytes. Inputs are rounded by at most
-2 ** -15 of their block's largest, weights not."""
+"""AVX2 multiplies a few rows by whole numbers of 16 bits, and so does AVX512 with BF16's products, but by bytes. Inputs are rounded by at
+most 2 ** -15 of their block's largest, weights not."""
 
 from __future__ import annotations
 
