@@ -90,8 +90,51 @@ static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, 
             name##_strips_f16(m, first, last, in, y, stride);                                                                        \
     }
 
-/* name_all: all rows by name_row. */
-#define ROWS_OF_WORDS(name, fill, shifted, group)                                                                                    \
+/* What 128 numbers `w` of a row make of block `at` of the inputs, a sum of eight columns in each lane, added to what they begin with. */
+FOR_AVX512 ALONE __m512 block_by_pairs(const struct inputs *in, int64_t at, const __m512i *w, __m512 begin, const int native)
+{
+    _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) begin = and_pairs(begin, w[n], in->words + at * WORDS_COLUMNS + TILE * n, native);
+    return begin;
+}
+
+/* All rows of a matrix, by name_all.
+ *
+ *     numbers           sixteen, twice: a code's fifth bit is anything
+ *     block, how        block_by_pairs, native; block_by_wholes, unit
+ *     fill(m, o, row)   scales, and shifts where `shifted`, of row o
+ *     shifted           whether numbers of `m` are shifted
+ *     group             columns that have one scale */
+#define WORDS_ROWS(name, numbers, block, how, fill, shifted, group)                                                                  \
+    FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
+                                     int64_t stride, const int wide, const int whole, const int shift)                               \
+    {                                                                                                                                \
+        const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
+        const int64_t step = 16 / lanes;                                                                                             \
+        const __m512i known = numbers, lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);               \
+        const __m512i places = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz((unsigned)lanes)));                            \
+        __m512 sums[MOST_WIDE];                                                                                                      \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                        \
+        for (int64_t b = 0; b < all; b++) {                                                                                          \
+            const uint8_t *codes = row->codes + b * (WORDS_COLUMNS / 2);                                                             \
+            const __m512i words = b < blocks ? _mm512_loadu_si512(codes)                                                             \
+                                             : _mm512_maskz_loadu_epi8((__mmask64)-1 >> (WORDS_COLUMNS - tail) / 2, codes);          \
+            const __m512 scales = by_lanes(row->scales + b * step, places, whole);                                                   \
+            __m512i w[4];                                                                                                            \
+            fetch(codes, AHEAD, 1);                                                                                                  \
+            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) w[n] =                                                               \
+                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), known);                                                    \
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
+            {                                                                                                                        \
+                const int64_t at = r * all + b;                                                                                      \
+                __m512 begin = _mm512_setzero_ps();                                                                                  \
+                if (shift)                                                                                                           \
+                    begin = _mm512_mul_ps(_mm512_load_ps(in->eights + at * (WORDS_COLUMNS / WORDS_LANE)),                            \
+                                          by_lanes(row->shifts + b * step, places, whole));                                          \
+                sums[r] = _mm512_fmadd_ps(block(in, at, w, begin, how), scales, sums[r]);                                            \
+            }                                                                                                                        \
+        }                                                                                                                            \
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
+    }                                                                                                                                \
     FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
                                      int64_t stride, const int wide)                                                                 \
     {                                                                                                                                \
@@ -114,45 +157,9 @@ static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, 
         }                                                                                                                            \
     }
 
-/* name: product_fn.
- *
- *     fill(m, o, row)   scales, and shifts where `shifted`, of row o
- *     table             the sixteen numbers as BF16, twice: a code's fifth bit is anything
- *     shifted           whether numbers of `m` are shifted
- *     group             columns that have one scale */
+/* name: product_fn; table: the sixteen numbers as BF16. */
 #define WORDS_AT(name, native, fill, table, shifted, group, strips, decode)                                                          \
-    FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
-                                     int64_t stride, const int wide, const int whole, const int shift)                               \
-    {                                                                                                                                \
-        const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
-        const int64_t step = 16 / lanes;                                                                                             \
-        const __m512i numbers = table, lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);               \
-        const __m512i places = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz((unsigned)lanes)));                            \
-        __m512 sums[MOST_WIDE];                                                                                                      \
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                        \
-        for (int64_t b = 0; b < all; b++) {                                                                                          \
-            const uint8_t *codes = row->codes + b * (WORDS_COLUMNS / 2);                                                             \
-            const __m512i words = b < blocks ? _mm512_loadu_si512(codes)                                                             \
-                                             : _mm512_maskz_loadu_epi8((__mmask64)-1 >> (WORDS_COLUMNS - tail) / 2, codes);          \
-            const __m512 scales = by_lanes(row->scales + b * step, places, whole);                                                   \
-            __m512i w[4];                                                                                                            \
-            fetch(codes, AHEAD, 1);                                                                                                  \
-            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) w[n] =                                                               \
-                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), numbers);                                                  \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
-            {                                                                                                                        \
-                const uint16_t *x = in->words + (r * all + b) * WORDS_COLUMNS;                                                       \
-                __m512 sum = _mm512_setzero_ps();                                                                                    \
-                if (shift)                                                                                                           \
-                    sum = _mm512_mul_ps(_mm512_load_ps(in->eights + (r * all + b) * 16),                                             \
-                                        by_lanes(row->shifts + b * step, places, whole));                                            \
-                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) sum = and_pairs(sum, w[n], x + TILE * n, native);                \
-                sums[r] = _mm512_fmadd_ps(sum, scales, sums[r]);                                                                     \
-            }                                                                                                                        \
-        }                                                                                                                            \
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
-    }                                                                                                                                \
-    ROWS_OF_WORDS(name, fill, shifted, group)                                                                                        \
+    WORDS_ROWS(name, table, block_by_pairs, native, fill, shifted, group)                                                            \
     BY_WIDTH(name, in->run == 1 && words_fit(m->columns, group), strips, decode)
 
 /* Whether all inputs that are whole numbers are numbers with an end. */
@@ -169,6 +176,14 @@ FOR_AVX512 ALONE __m512i and_wholes(__m512i sum, __m512i w, const uint16_t *x)
 {
     __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const __m512i *)x));
     return sum;
+}
+
+/* The same of inputs that are whole numbers: one times `unit` is what a number is. */
+FOR_AVX512 ALONE __m512 block_by_wholes(const struct inputs *in, int64_t at, const __m512i *w, __m512 begin, const float unit)
+{
+    __m512i found = _mm512_setzero_si512();
+    _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) found = and_wholes(found, w[n], in->words + at * WORDS_COLUMNS + TILE * n);
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(found), _mm512_set1_ps(in->steps[at] * unit), begin);
 }
 
 /* name: of so many input rows as are multiplied at once, by name_all, where it `fits` and all inputs have an end. */
@@ -194,42 +209,7 @@ FOR_AVX512 ALONE __m512i and_wholes(__m512i sum, __m512i w, const uint16_t *x)
 /* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 from its
  * own cache so, and 16 by WORDS_AT: a product of pairs of BF16 takes it two cycles and more. Sums of 32 bits get eight columns. */
 #define FIXED_WIDE(name, fill, numbers, unit, shifted, group, otherwise)                                                             \
-    FOR_AVX512 ALONE void name##_row(const struct words_row *row, const struct inputs *in, int64_t columns, int lanes, float *y,     \
-                                     int64_t stride, const int wide, const int whole, const int shift)                               \
-    {                                                                                                                                \
-        const int64_t blocks = columns / WORDS_COLUMNS, tail = columns % WORDS_COLUMNS, all = blocks + (tail > 0);                   \
-        const int64_t step = 16 / lanes;                                                                                             \
-        const __m512i known = numbers, lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);               \
-        const __m512i places = _mm512_srl_epi32(lane, _mm_cvtsi32_si128(__builtin_ctz((unsigned)lanes)));                            \
-        __m512 sums[MOST_WIDE];                                                                                                      \
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                        \
-        for (int64_t b = 0; b < all; b++) {                                                                                          \
-            const uint8_t *codes = row->codes + b * (WORDS_COLUMNS / 2);                                                             \
-            const __m512i words = b < blocks ? _mm512_loadu_si512(codes)                                                             \
-                                             : _mm512_maskz_loadu_epi8((__mmask64)-1 >> (WORDS_COLUMNS - tail) / 2, codes);          \
-            const __m512 scales = by_lanes(row->scales + b * step, places, whole);                                                   \
-            __m512i w[4];                                                                                                            \
-            fetch(codes, AHEAD, 1);                                                                                                  \
-            _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) w[n] =                                                               \
-                _mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * n), known);                                                    \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                                   \
-            {                                                                                                                        \
-                const int64_t at = r * all + b;                                                                                      \
-                const uint16_t *x = in->words + at * WORDS_COLUMNS;                                                                  \
-                __m512i found = _mm512_setzero_si512();                                                                              \
-                _Pragma("GCC unroll 4") for (int n = 0; n < 4; n++) found = and_wholes(found, w[n], x + TILE * n);                   \
-                const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(found), _mm512_set1_ps(in->steps[at] * (unit)));               \
-                if (shift) {                                                                                                         \
-                    const __m512 shifts = by_lanes(row->shifts + b * step, places, whole);                                           \
-                    const __m512 eights = _mm512_load_ps(in->eights + at * (WORDS_COLUMNS / WORDS_LANE));                            \
-                    sums[r] = _mm512_fmadd_ps(_mm512_fmadd_ps(eights, shifts, value), scales, sums[r]);                              \
-                } else                                                                                                               \
-                    sums[r] = _mm512_fmadd_ps(value, scales, sums[r]);                                                               \
-            }                                                                                                                        \
-        }                                                                                                                            \
-        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride] = _mm512_reduce_add_ps(sums[r]);                        \
-    }                                                                                                                                \
-    ROWS_OF_WORDS(name, fill, shifted, group)                                                                                        \
+    WORDS_ROWS(name, numbers, block_by_wholes, unit, fill, shifted, group)                                                           \
     FIXED_WIDTHS(name, in->run == 1 && words_fit(m->columns, group), otherwise)
 
 /* What 128 columns have: their numbers, and the scales of the lanes of even and odd n; `less`: what is taken from each eight columns. */
