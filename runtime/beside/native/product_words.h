@@ -206,8 +206,8 @@ FOR_AVX512 ALONE __m512 block_by_wholes(const struct inputs *in, int64_t at, con
         name##_pairs_f16(m, first, last, in, y, stride);                                                                             \
     }
 
-/* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 from its
- * own cache so, and 16 by WORDS_AT: a product of pairs of BF16 takes it two cycles and more. Sums of 32 bits get eight columns. */
+/* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 so from
+ * its own cache, and 16 by WORDS_AT: a product of pairs of BF16 takes it two cycles and more. Sums of 32 bits get eight columns. */
 #define FIXED_WIDE(name, fill, numbers, unit, shifted, group, otherwise)                                                             \
     WORDS_ROWS(name, numbers, block_by_wholes, unit, fill, shifted, group)                                                           \
     FIXED_WIDTHS(name, in->run == 1 && words_fit(m->columns, group), otherwise)
@@ -218,12 +218,36 @@ struct words_part {
     __m512 even, odd, less;
 };
 
-/* name: product_fn, of blocks that have their scales with them.
+/* What 128 columns make of block `at` of the inputs, added to sum. */
+FOR_AVX512 ALONE __m512 part_by_pairs(const struct inputs *in, int64_t at, const struct words_part *part, __m512 sum, const int native)
+{
+    const uint16_t *x = in->words + at * WORDS_COLUMNS;
+    const __m512 none = _mm512_setzero_ps();
+    const __m512 even = and_pairs(and_pairs(none, part->w[0], x, native), part->w[2], x + 2 * TILE, native);
+    const __m512 odd = and_pairs(and_pairs(none, part->w[1], x + TILE, native), part->w[3], x + 3 * TILE, native);
+    return _mm512_fmadd_ps(even, part->even, _mm512_fmadd_ps(odd, part->odd, sum));
+}
+
+/* The same of numbers and inputs that are whole. */
+FOR_AVX512 ALONE __m512 part_by_wholes(const struct inputs *in, int64_t at, const struct words_part *part, __m512 sum, const int native)
+{
+    const uint16_t *x = in->words + at * WORDS_COLUMNS;
+    const __m512i none = _mm512_setzero_si512();
+    const __m512i even = and_wholes(and_wholes(none, part->w[0], x), part->w[2], x + 2 * TILE);
+    const __m512i odd = and_wholes(and_wholes(none, part->w[1], x + TILE), part->w[3], x + 3 * TILE);
+    const __m512 by = _mm512_set1_ps(in->steps[at]);
+    (void)native;
+    sum = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(even), by), part->even, sum);
+    return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(odd), by), part->odd, sum);
+}
+
+/* All rows of a matrix whose blocks have their scales with them, by name_all.
  *
  *     open(state *, m, row)
  *     part(state *, column, columns left, struct words_part *, whether numbers are whole ones)
- *     lessened                          whether there is `less` */
-#define RUNS_AT(name, native, state, open, part, runs, lessened, strips, decode)                                                     \
+ *     by, native     part_by_pairs, or part_by_wholes where `wholes`
+ *     lessened       whether there is `less` */
+#define RUNS_ROWS(name, by, native, wholes, state, open, part, lessened)                                                             \
     FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
                                      int64_t stride, const int wide)                                                                 \
     {                                                                                                                                \
@@ -235,55 +259,27 @@ struct words_part {
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                    \
             for (int64_t b = 0; b < all; b++) {                                                                                      \
                 struct words_part found;                                                                                             \
-                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found, 0);                                               \
-                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
-                {                                                                                                                    \
-                    const uint16_t *x = in->words + (r * all + b) * WORDS_COLUMNS;                                                   \
-                    __m512 even = and_pairs(_mm512_setzero_ps(), found.w[0], x, native);                                             \
-                    __m512 odd = and_pairs(_mm512_setzero_ps(), found.w[1], x + TILE, native);                                       \
-                    even = and_pairs(even, found.w[2], x + 2 * TILE, native);                                                        \
-                    odd = and_pairs(odd, found.w[3], x + 3 * TILE, native);                                                          \
-                    sums[r] = _mm512_fmadd_ps(even, found.even, _mm512_fmadd_ps(odd, found.odd, sums[r]));                           \
-                    if (lessened)                                                                                                    \
-                        sums[r] = _mm512_fnmadd_ps(found.less, _mm512_load_ps(in->eights + (r * all + b) * 16), sums[r]);            \
-                }                                                                                                                    \
-            }                                                                                                                        \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
-        }                                                                                                                            \
-    }                                                                                                                                \
-    BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips, decode)
-
-/* The same, with inputs that are whole numbers. */
-#define FIXED_RUNS(name, state, open, part, runs, lessened, otherwise)                                                               \
-    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
-                                     int64_t stride, const int wide)                                                                 \
-    {                                                                                                                                \
-        const int64_t columns = m->columns, all = (columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;                                     \
-        for (int64_t o = first; o < last; o++) {                                                                                     \
-            struct state row = {0};                                                                                                  \
-            __m512 sums[MOST_WIDE];                                                                                                  \
-            open(&row, m, o);                                                                                                        \
-            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[r] = _mm512_setzero_ps();                                    \
-            for (int64_t b = 0; b < all; b++) {                                                                                      \
-                struct words_part found;                                                                                             \
-                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found, 1);                                               \
+                part(&row, b * WORDS_COLUMNS, columns - b * WORDS_COLUMNS, &found, wholes);                                          \
                 _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)                                                               \
                 {                                                                                                                    \
                     const int64_t at = r * all + b;                                                                                  \
-                    const uint16_t *x = in->words + at * WORDS_COLUMNS;                                                              \
-                    const __m512i none = _mm512_setzero_si512();                                                                     \
-                    const __m512i even = and_wholes(and_wholes(none, found.w[0], x), found.w[2], x + 2 * TILE);                      \
-                    const __m512i odd = and_wholes(and_wholes(none, found.w[1], x + TILE), found.w[3], x + 3 * TILE);                \
-                    const __m512 by = _mm512_set1_ps(in->steps[at]);                                                                 \
-                    sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(even), by), found.even, sums[r]);                     \
-                    sums[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(odd), by), found.odd, sums[r]);                       \
+                    sums[r] = by(in, at, &found, sums[r], native);                                                                   \
                     if (lessened)                                                                                                    \
                         sums[r] = _mm512_fnmadd_ps(found.less, _mm512_load_ps(in->eights + at * 16), sums[r]);                       \
                 }                                                                                                                    \
             }                                                                                                                        \
             _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o] = _mm512_reduce_add_ps(sums[r]);                \
         }                                                                                                                            \
-    }                                                                                                                                \
+    }
+
+/* name: product_fn. */
+#define RUNS_AT(name, native, state, open, part, runs, lessened, strips, decode)                                                     \
+    RUNS_ROWS(name, part_by_pairs, native, 0, state, open, part, lessened)                                                           \
+    BY_WIDTH(name, in->run == runs && m->columns % TILE == 0, strips, decode)
+
+/* The same, with inputs that are whole numbers. */
+#define FIXED_RUNS(name, state, open, part, runs, lessened, otherwise)                                                               \
+    RUNS_ROWS(name, part_by_wholes, 1, 1, state, open, part, lessened)                                                               \
     FIXED_WIDTHS(name, in->run == runs && m->columns % TILE == 0, otherwise)
 
 /* name_avx512, name_dot, name_amx, name_dot_f16: by words, more rows by strips that `block` decodes. With BF16's products inputs that are
