@@ -53,13 +53,7 @@ FOR_AVX2 ALONE __m256 by_lanes_avx2(const float *at, __m256i places, const int w
     FOR_AVX2 static void name##_fixed(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,        \
                                       int64_t stride, product_fn otherwise)                                                          \
     {                                                                                                                                \
-        switch ((fits) && all_fixed(in) ? in->rows : 0) {                                                                            \
-        case 1: name##_fixed_all(m, first, last, in, y, stride, 1); break;                                                           \
-        case 2: name##_fixed_all(m, first, last, in, y, stride, 2); break;                                                           \
-        case 3: name##_fixed_all(m, first, last, in, y, stride, 3); break;                                                           \
-        case 4: name##_fixed_all(m, first, last, in, y, stride, 4); break;                                                           \
-        default: otherwise(m, first, last, in, y, stride);                                                                           \
-        }                                                                                                                            \
+        BY_ROWS(name##_fixed_all, (fits) && all_fixed(in), otherwise)                                                                \
     }                                                                                                                                \
     void name##_avx2(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)         \
     {                                                                                                                                \

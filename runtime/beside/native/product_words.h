@@ -68,18 +68,22 @@ static inline void by_twos(const struct matrix *m, int64_t first, int64_t last, 
     }
 }
 
+/* So many input rows as are multiplied at once by `all`, where it `fits`; others by `otherwise`. */
+#define BY_ROWS(all, fits, otherwise)                                                                                                \
+    switch ((fits) ? in->rows : 0) {                                                                                                 \
+    case 1: all(m, first, last, in, y, stride, 1); break;                                                                            \
+    case 2: all(m, first, last, in, y, stride, 2); break;                                                                            \
+    case 3: all(m, first, last, in, y, stride, 3); break;                                                                            \
+    case 4: all(m, first, last, in, y, stride, 4); break;                                                                            \
+    default: otherwise(m, first, last, in, y, stride);                                                                               \
+    }
+
 /* name: products of so many input rows as are multiplied at once, by name_all, where it `fits`; others by strips. name_f16: of F16 inputs,
  * others by strips that `decode` makes. */
 #define BY_WIDTH(name, fits, strips, decode)                                                                                         \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
     {                                                                                                                                \
-        switch ((fits) ? in->rows : 0) {                                                                                             \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: strips(m, first, last, in, y, stride);                                                                              \
-        }                                                                                                                            \
+        BY_ROWS(name##_all, fits, strips)                                                                                            \
     }                                                                                                                                \
     static STRIPS_AT(name##_strips_f16, decode, LEVEL_AVX512, NUMBER_F16)                                                            \
     void name##_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
@@ -190,13 +194,7 @@ FOR_AVX512 ALONE __m512 block_by_wholes(const struct inputs *in, int64_t at, con
 #define FIXED_WIDTHS(name, fits, otherwise)                                                                                          \
     FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
     {                                                                                                                                \
-        switch ((fits) && all_fixed(in) ? in->rows : 0) {                                                                            \
-        case 1: name##_all(m, first, last, in, y, stride, 1); break;                                                                 \
-        case 2: name##_all(m, first, last, in, y, stride, 2); break;                                                                 \
-        case 3: name##_all(m, first, last, in, y, stride, 3); break;                                                                 \
-        case 4: name##_all(m, first, last, in, y, stride, 4); break;                                                                 \
-        default: otherwise(m, first, last, in, y, stride);                                                                           \
-        }                                                                                                                            \
+        BY_ROWS(name##_all, (fits) && all_fixed(in), otherwise)                                                                      \
     }
 
 /* name_dot_f16: inputs that are F16 are by words. */

@@ -26,6 +26,13 @@ _LONG = 8192
 """Columns from which on it sums in another order."""
 _AT_ONCE = 8
 """Turns of these threads that are read at once, at most."""
+_HELD = 16
+"""Rows by which an order is held to torch's."""
+
+
+def _lanes(rows: int) -> int:
+    """Threads of each of so many rows."""
+    return _THREADS >> min(4, rows.bit_length() - 1)
 
 
 @triton.jit
@@ -189,31 +196,57 @@ class LayerKernels:
     def norm_in_order(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, added: torch.Tensor, out: torch.Tensor, eps: float
     ) -> bool:
-        """Whether ``out`` is the norm now, and ``added`` its sum, by one kernel whose bits are torch's. The first of a kind is held to
-        torch's own factors. What is recorded meets no first one: then the answer is no, for this time."""
+        """Whether ``out`` is the norm now, and ``added`` its sum, by one kernel whose bits are torch's. Of each kind numbers of our own are
+        held to torch's factors first: what is given may be zeros, which no order tells apart. While a graph is recorded nothing can be
+        held to anything: a kind that was not met before is refused then."""
         columns = weight.numel()
         rows = x.numel() // columns
-        lanes = _THREADS >> min(4, rows.bit_length() - 1)
+        lanes = _lanes(rows)
         kind = columns, lanes, x.dtype
         if columns % (4 * lanes) or columns >= _LONG:
             return False
-        same, first = self.in_order.get(kind, True), kind not in self.in_order
-        if not same or (first and x.is_cuda and torch.cuda.is_current_stream_capturing()):
-            return False
-        factors = torch.empty(rows, 1, dtype=torch.float32, device=x.device) if first else out
+        if kind not in self.in_order:
+            if x.is_cuda and torch.cuda.is_current_stream_capturing():
+                return False
+            self.in_order[kind] = self._sums_as_torch(x.new_empty(min(rows, _HELD), columns))
+        if self.in_order[kind]:
+            self._sum_in_order(x, more, weight, added, out, None, eps)
+        return self.in_order[kind]
+
+    def _sums_as_torch(self, x: torch.Tensor) -> bool:
+        """Whether rows like those of ``x`` [rows, columns] are summed in torch's order. ``x`` is overwritten."""
+        rows, columns = x.shape
+        drawn, weight, eps = torch.Generator(x.device).manual_seed(0), x.new_ones(columns), 1e-5
+        for _ in range(-(-_HELD // rows)):  # by chance, two orders agree on one row
+            factors = x.new_empty(rows, 1, dtype=torch.float32)
+            self._sum_in_order(x.normal_(generator=drawn), None, weight, x, torch.empty_like(x), factors, eps)
+            if not torch.equal(factors, torch.rsqrt(x.float().pow_(2).mean(-1, keepdim=True) + eps)):
+                return False
+        return True
+
+    def _sum_in_order(
+        self,
+        x: torch.Tensor,
+        more: torch.Tensor | None,
+        weight: torch.Tensor,
+        added: torch.Tensor,
+        out: torch.Tensor,
+        factors: torch.Tensor | None,
+        eps: float,
+    ) -> None:
+        """The norm, and, where they are asked for, what rows are multiplied by."""
+        columns = weight.numel()
+        rows = x.numel() // columns
+        lanes = _lanes(rows)
         turns, wide = columns // (4 * lanes), min(columns & -columns, 32 * lanes)
         at_once = next(count for count in range(_AT_ONCE, 0, -1) if turns % count == 0)
         share = float(np.float32(rows) / np.float32(rows * columns))  # as torch has it, also where F32 does not hold the product
-        self._in_order((rows,), x, x if more is None else more, weight, added, out, factors, columns, eps, share,
-            ADD=more is not None, SAY=first, LANES=lanes, HALVINGS=lanes.bit_length() - 1,
+        told = out if factors is None else factors
+        self._in_order((rows,), x, x if more is None else more, weight, added, out, told, columns, eps, share,
+            ADD=more is not None, SAY=factors is not None, LANES=lanes, HALVINGS=lanes.bit_length() - 1,
             TURNS=turns, AT_ONCE=at_once, BLOCKS=columns // wide, WIDE=wide,
             num_warps=lanes // 32, enable_fp_fusion=False,
         )  # fmt: skip
-        if first:
-            squares = added.view(rows, columns).float()
-            squares.mul_(squares)
-            self.in_order[kind] = same = torch.equal(factors, torch.rsqrt(squares.mean(-1, keepdim=True) + eps))
-        return same
 
     def gate(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor | None:
         """silu(gate) * up, of one shape; None for what is not contiguous or of another dtype."""
