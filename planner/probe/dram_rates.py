@@ -61,7 +61,7 @@ class Arena:
         self.nbytes = align_down(nbytes, HUGE_PAGE_BYTES)
         if self.nbytes < 2 * threads * HUGE_PAGE_BYTES:
             raise CannotMeasure(f"{show_bytes(nbytes)} of DRAM are too little to measure on")
-        self.buffer = mmap.mmap(-1, self.nbytes)
+        self.buffer = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer))
         self.threads = threads
         self.locked = False

@@ -53,6 +53,10 @@ class Preferences:
     not see."""
     passes: float = 1e-3
     """Passes of the prefill, or their parts: matrix rates fall with fewer tokens at once, which the model does not see."""
+    hurried: float = 0.02
+    """A prefill whose launches take the host more than ``hurry`` of the time. A host that was probed at 0.7 ms a layer took 1.2 later,
+    for minutes, and launched prompts 30 to 61 ms where recorded ones took 31 (docs/log.md, 2026-11-28)."""
+    hurry: float = 0.5
     parts: float = 0.02
     """One more pass for each prompt of a server, whose first token comes as much later. Larger passes take memory for activations alone."""
     headroom: float = 0.2
@@ -243,7 +247,9 @@ def _least_memory(program: Formulation) -> Decisions:
     memory = (p.hardware.vram_bytes + p.hardware.dram_bytes) / MB
     fastest = max(choice.gbps for choice in program.ssd_choices)
     load = pulp.lpSum(bit * (fastest / c.gbps) for bit, c in zip(program.ssd_bits, program.ssd_choices, strict=True))
-    choices = zip(program.pass_bits, program.pass_choices, strict=True)
+    choices = list(zip(program.pass_bits, program.pass_choices, strict=True))
+    in_time = PREFERENCES.hurry * pulp.value(program.whole_prefill_t) * program.tick_s
+    hurried = pulp.lpSum(PREFERENCES.hurried * bit for bit, c in choices if c.phase.rest.issued > in_time)
     passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes * parts_of(c.phase.rows, c.part_tokens)) for bit, c in choices)
     links = program.each_pass.of(Resource.ssd) + program.each_pass.of(Resource.h2d)
     links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch, program.pass_choices[0].chunk_tokens)[1] / best
@@ -253,7 +259,7 @@ def _least_memory(program: Formulation) -> Decisions:
     beside = PREFERENCES.beside * (program.host.any + program.attention.any)
     kept = program.kept.pages * (PREFERENCES.kept / max(1, program.kept.set.pages))
     if not program.minimise(
-        objective + links + PREFERENCES.streaming * streaming + passes + PREFERENCES.load * load + beside - slots - kept
+        objective + links + PREFERENCES.streaming * streaming + passes + hurried + PREFERENCES.load * load + beside - slots - kept
     ):
         raise RuntimeError("the program found a best plan and lost it in its second stage")
     decisions = keep_more(p.hardware, p.model, p.workload, decisions_of(program))

@@ -34,6 +34,7 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.batch.token_shape import Pair
+from penstock.runtime.memory.arena import Arena
 from penstock.runtime.timed.decoder_times import COLUMNS, Stretch, samples
 
 MATRIX_ROWS = 14336
@@ -145,7 +146,10 @@ class KvLayers:
         self.nbytes = 2 * sequences * tokens * one.nbytes
         """Of one layer, as a step reads it."""
         count = max(2, -(-ROTATED_BYTES // self.nbytes))
-        self.held: list[Pair] = [(one.repeat(pool, 1, 1), one.repeat(pool, 1, 1)) for _ in range(count)]
+        held = 2 * count * pool * one.nbytes
+        memory = Arena(held).tensor[:held].view(one.dtype).view(count, 2, pool, *one.shape)  # in large pages, as an engine's
+        memory.copy_(one)
+        self.held: list[Pair] = [(keys, values) for keys, values in memory]
         each = torch.ones(sequences, dtype=torch.long)
         table = torch.randperm(sequences * pages).view(sequences, pages)
         self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)

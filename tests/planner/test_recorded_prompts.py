@@ -89,6 +89,19 @@ def test_parts_that_go_from_card_to_card_are_smaller_where_they_are_recorded() -
     assert recorded.prediction.prefill_s < 0.7 * launched.prediction.prefill_s
 
 
+def test_a_prompt_whose_launches_would_leave_the_host_little_time_is_recorded() -> None:
+    """Where computing binds either way. A host may be half as fast as it was when it was probed."""
+    asked = {"workload.prompt_tokens": 2048, "workload.new_tokens": 8, "hardware.gpu.prompt_piece_s": 1.3e-4}
+    found = {
+        launch_s: solve(hardware="h100x2", model="llama8b", ranks=2, **asked, **{"hardware.layer_launch_s": launch_s})
+        for launch_s in (2e-4, 7e-4)
+    }
+    assert [made.decisions.prefill_part_tokens for made in found.values()] == [1024, 1024]
+    assert [made.decisions.recorded_prompt_tokens for made in found.values()] == [0, 1024]
+    forced = solve(hardware="h100x2", model="llama8b", ranks=2, **asked, **{"hardware.layer_launch_s": 7e-4, FORCED: 0})
+    assert forced.prediction.prefill_s == pytest.approx(found[7e-4].prediction.prefill_s, rel=0.005)
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_simulator_says_what_is_promised(ranks: int) -> None:
     made = plan()

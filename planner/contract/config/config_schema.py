@@ -125,9 +125,9 @@ class HostConfig:
     """Pinned threads that multiply beside the GPU; the other cores serve readers, copies and the interpreter."""
     products: dict[str, list[list[Any]]] = field(default_factory=dict)
     """Format of weights -> rows of [rows of the pass, GB/s of stored bytes], while nothing is copied to the GPU."""
-    hop_s: Annotated[float, SECONDS] = 2e-5
-    """Seconds from the GPU to the CPU and back, of one unit, beside the product. The default is four times what flags alone take on an
-    H200: hidden states go both ways, and threads meet."""
+    hop_s: Annotated[float, SECONDS] = 5e-5
+    """Seconds from the GPU to the CPU and back, of one unit, beside the product. The default is from an H100 whose link was busy: 45
+    microseconds from the word that asks to the one that answers, and 5 to read what was computed."""
     beside_h2d: Annotated[float, SHARE] = 1.0
     """Share of `products` that is left while copies to the GPU take the link's whole time."""
     h2d_beside: Annotated[float, SHARE] = 1.0
