@@ -1,4 +1,5 @@
-/* Products with whole numbers of 16 bits: up to 4 input rows, in AVX2, and in AVX512 (FIXED_WIDE of product_words.h).
+/* Products with whole numbers of 16 bits: up to 4 input rows at once, in AVX2, and in AVX512 (FIXED_WIDE of product_words.h, and
+ * product_across_fixed.c). With AVX512 codes of 8 bits are multiplied by what AVX2 has.
  *
  * Of each WORDS_COLUMNS columns inputs are whole numbers X in fixed point, x = step * X. step is a power of two, and the largest |X| from
  * 2 ** 14 to less than 2 ** 15. A BF16 has eight bits: it keeps them all, but where it is below 2 ** -7 of the largest. There it is rounded

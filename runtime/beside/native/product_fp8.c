@@ -1,7 +1,8 @@
 /* FP8 E4M3 times F32 scales.
  *
  * part[0] numbers [rows][columns]; part[1] scales. FP8: group x group of them share a scale, [ceil(rows / group)][ceil(columns / group)].
- * FP8-row: a scale for each row; group is 1, or 0 where all have the same. */
+ * FP8-row: a scale for each row; group is 1, or 0 where all have the same. With AVX512 up to 4 input rows, of F16 any, are multiplied by
+ * numbers in F32, and sums by scales: then no weight is rounded. */
 #include "product_blocks.h"
 #include "product_blocks_avx2.h"
 
@@ -106,10 +107,110 @@ FOR_AVX512 ALONE void block_fp8(struct fp8_row *row, int64_t column, __m512i *w,
     }
 }
 
-STRIPS_AT(fp8_avx512_f16, fp8_rows_of, LEVEL_AVX512, NUMBER_F16)
-STRIPS_AT(fp8_row_avx512_f16, fp8_row_strip, LEVEL_AVX512, NUMBER_F16)
+static STRIPS_AT(fp8_strips_f16, fp8_rows_of, LEVEL_AVX512, NUMBER_F16)
+static STRIPS_AT(fp8_row_strips_f16, fp8_row_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(fp8, ONE_ROW, fp8_row, open_fp8, block_fp8, fp8_rows_of)
 BLOCKS(fp8_row, ONE_ROW, fp8_row, open_fp8_row, block_fp8, fp8_row_strip)
+
+/* 16 words of numbers, sign-extended, as F32 of 2 ** -8 of what they are. */
+FOR_AVX512 ALONE __m512 floats_of(__m256i words)
+{
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16((short)0xbfff)));
+}
+
+/* Rows [o, o + high) by `wide` input rows. Returns 0 where a number is none, which F16 takes for one: then y means nothing. */
+FOR_AVX512 ALONE int rows_by_floats(const struct matrix *m, int64_t o, const struct inputs *in, float *y, int64_t stride, const int high,
+                                    const int wide, const int by_row)
+{
+    const __m256i size = _mm256_set1_epi8(127);
+    const int64_t each = by_row ? m->columns : m->group;
+    struct fp8_place rows[2];
+    __m512 sums[2][MOST_WIDE];
+    __m256i largest = _mm256_setzero_si256();
+    for (int i = 0; i < high; i++) {
+        rows[i] = by_row ? fp8_row_place_of(m, o + i) : fp8_place_of(m, o + i);
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = _mm512_setzero_ps();
+    }
+    for (int64_t begin = 0; begin < m->columns; begin += each) {
+        const int64_t end = m->columns - begin < each ? m->columns : begin + each;
+        __m512 found[2][MOST_WIDE];
+        _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) found[i][r] = _mm512_setzero_ps();
+        for (int64_t k = begin; k < end; k += TILE)
+            _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+            {
+                const __m256i bytes = _mm256_loadu_si256((const __m256i *)(rows[i].numbers + k));
+                const __m512i words = _mm512_cvtepi8_epi16(bytes);
+                const __m512 low = floats_of(_mm512_castsi512_si256(words)), upper = floats_of(_mm512_extracti64x4_epi64(words, 1));
+                fetch(rows[i].numbers + k, AHEAD, 1);
+                largest = _mm256_max_epu8(largest, _mm256_and_si256(bytes, size));
+                _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++)
+                {
+                    const float *x = in->x + r * in->columns + k;
+                    found[i][r] = _mm512_fmadd_ps(low, _mm512_loadu_ps(x), found[i][r]);
+                    found[i][r] = _mm512_fmadd_ps(upper, _mm512_loadu_ps(x + TILE / 2), found[i][r]);
+                }
+            }
+        _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+        {
+            const __m512 scale = _mm512_set1_ps(*rows[i].scales++ * 256);
+            _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) sums[i][r] = _mm512_fmadd_ps(found[i][r], scale, sums[i][r]);
+        }
+    }
+    _Pragma("GCC unroll 2") for (int i = 0; i < high; i++)
+        _Pragma("GCC unroll 4") for (int r = 0; r < wide; r++) y[r * stride + o + i] = _mm512_reduce_add_ps(sums[i][r]);
+    return !_mm256_movemask_epi8(_mm256_cmpeq_epi8(largest, size));
+}
+
+/* name: product_fn, of input rows some after the others; where a number is none, or columns end within 32, by `otherwise`. */
+#define BY_FLOATS(name, by_row, otherwise)                                                                                           \
+    FOR_AVX512 ALONE void name##_all(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,         \
+                                     int64_t stride, const int wide)                                                                 \
+    {                                                                                                                                \
+        for (int64_t o = first; o < last; o += 2) {                                                                                  \
+            const int64_t end = last - o < 2 ? last : o + 2;                                                                         \
+            const int fine = end - o == 2 ? rows_by_floats(m, o, in, y, stride, 2, wide, by_row)                                     \
+                                          : rows_by_floats(m, o, in, y, stride, 1, wide, by_row);                                    \
+            if (__builtin_expect(!fine, 0))                                                                                          \
+                otherwise(m, o, end, in, y, stride);                                                                                 \
+        }                                                                                                                            \
+    }                                                                                                                                \
+    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    {                                                                                                                                \
+        if (m->columns % TILE || (!(by_row) && m->group % TILE)) {                                                                   \
+            otherwise(m, first, last, in, y, stride);                                                                                \
+            return;                                                                                                                  \
+        }                                                                                                                            \
+        for (int64_t o = first; o < last; o += TILE_ROWS) /* which stay in the caches for all input rows */                          \
+            for (int64_t from = 0; from < in->rows; from += MOST_WIDE) {                                                             \
+                const int64_t end = last - o < TILE_ROWS ? last : o + TILE_ROWS;                                                     \
+                struct inputs some = *in;                                                                                            \
+                float *to = y + from * stride;                                                                                       \
+                some.rows = in->rows - from < MOST_WIDE ? in->rows - from : MOST_WIDE;                                               \
+                some.x += from * in->columns;                                                                                        \
+                some.xb += from * in->columns;                                                                                       \
+                switch (some.rows) {                                                                                                 \
+                case 1: name##_all(m, o, end, &some, to, stride, 1); break;                                                          \
+                case 2: name##_all(m, o, end, &some, to, stride, 2); break;                                                          \
+                case 3: name##_all(m, o, end, &some, to, stride, 3); break;                                                          \
+                default: name##_all(m, o, end, &some, to, stride, 4); break;                                                         \
+                }                                                                                                                    \
+            }                                                                                                                        \
+    }
+
+#define FEW(name, more)                                                                                                              \
+    void name##_few_##more(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)   \
+    {                                                                                                                                \
+        (in->rows > MOST_WIDE ? name##_##more : name##_floats)(m, first, last, in, y, stride);                                       \
+    }
+#define FLOATS(name, by_row)                                                                                                         \
+    BY_FLOATS(name##_floats, by_row, name##_avx512)                                                                                  \
+    BY_FLOATS(name##_avx512_f16, by_row, name##_strips_f16)                                                                          \
+    FEW(name, avx512)                                                                                                                \
+    FEW(name, dot)                                                                                                                   \
+    FEW(name, amx)
+FLOATS(fp8, 0)
+FLOATS(fp8_row, 1)
 
 struct fp8_row_avx2 {
     struct fp8_place at;

@@ -1,6 +1,6 @@
 /* Blocks of GGUF files: Q4_0, Q8_0, Q4_K, Q5_K, Q6_K. part[0] rows of blocks. A weight is computed in F32, each product and difference
  * rounded (compile without contraction), then rounded to BF16, as decoding gives it. columns are whole blocks. Few input rows are multiplied
- * by words, but of Q8_0, and with AVX2 by whole numbers: product_gguf_fixed.h. */
+ * by words, of Q8_0 by what AVX2 has: product_gguf_fixed.h. */
 #include "product_gguf_words.h"
 
 STRIPS_PORTABLE(q4_0, q4_0_strip)
@@ -113,6 +113,7 @@ FOR_AVX512 ALONE void block_q6_k(struct gguf_row *row, int64_t column, __m512i *
 
 STRIPS_AT(q8_0_avx512_f16, q8_0_strip, LEVEL_AVX512, NUMBER_F16)
 BLOCKS(q8_0, ONE_ROW, gguf_row, open_q8_0, block_q8_0, q8_0_strip)
+FEW_BYTES(q8_0)
 RUNS(q4_0, gguf_row, open_q4_0, block_q4_0, q4_0_strip, part_q4_0, 16, 0)
 RUNS(q4_k, gguf_row, open_q4_k, block_q4_k, q4_k_strip, part_q4_k, 32, 1)
 RUNS(q5_k, gguf_row, open_q5_k, block_q5_k, q5_k_strip, part_q5_k, 32, 1)

@@ -34,17 +34,29 @@ PRODUCT(f32_portable);
 #define WORDED(name)                                                                                                                 \
     CODED_F16(name);                                                                                                                 \
     PRODUCT(name##_dot_f16)
+/* By bytes. */
+#define BYTES(name)                                                                                                                  \
+    CODED_F16(name);                                                                                                                 \
+    PRODUCT(name##_few);                                                                                                             \
+    PRODUCT(name##_few_amx);                                                                                                         \
+    PRODUCT(name##_few_f16)
+/* By floats. */
+#define FLOATS(name)                                                                                                                 \
+    CODED_F16(name);                                                                                                                 \
+    PRODUCT(name##_few_avx512);                                                                                                      \
+    PRODUCT(name##_few_dot);                                                                                                         \
+    PRODUCT(name##_few_amx)
 WORDED(int4);
 PRODUCT(int4_shared_f16);
 PRODUCT(int4_shared_dot_f16);
-CODED_F16(int8);
-CODED_F16(uint8);
+BYTES(int8);
+BYTES(uint8);
 CODED(lossless);
 WORDED(mxfp4);
-CODED_F16(fp8);
-CODED_F16(fp8_row);
+FLOATS(fp8);
+FLOATS(fp8_row);
 WORDED(q4_0);
-CODED_F16(q8_0);
+BYTES(q8_0);
 WORDED(q4_k);
 WORDED(q5_k);
 WORDED(q6_k);
@@ -53,16 +65,23 @@ WORDED(nvfp4);
 PRODUCT(gptq4_portable);
 PRODUCT(gptq4_avx2);
 PRODUCT(gptq4_avx512);
+PRODUCT(gptq4_whole);
 PRODUCT(gptq4_amx);
 PRODUCT(gptq4_portable_f16);
 PRODUCT(gptq4_avx2_f16);
 PRODUCT(awq_portable);
 PRODUCT(awq_avx2);
 PRODUCT(awq_avx512);
+PRODUCT(awq_whole);
 PRODUCT(awq_portable_f16);
 #define BY(name) {name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_dot), X86(name##_amx)}
-#define BY_STRIPS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), 0, 0}}
 #define BY_WORDS(name) {BY(name), {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), X86(name##_dot_f16), 0}}
+#define BY_BYTES(name)                                                                                                               \
+    {{name##_portable, X86(name##_avx2), X86(name##_avx512), X86(name##_few), X86(name##_few_amx)},                                  \
+     {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), X86(name##_few_f16), 0}}
+#define BY_FLOATS(name)                                                                                                              \
+    {{name##_portable, X86(name##_avx2), X86(name##_few_avx512), X86(name##_few_dot), X86(name##_few_amx)},                          \
+     {name##_portable_f16, X86(name##_avx2_f16), X86(name##_avx512_f16), 0, 0}}
 #define F16_BY {f16_portable, X86(f16_avx2), X86(f16_avx512), 0, 0}
 
 /* By the inputs' number and by level; the next lower one serves where a level has none. */
@@ -74,22 +93,23 @@ static const struct {
     [KIND_F16] = {"F16", {F16_BY, F16_BY}},
     [KIND_F32] = {"F32", {{f32_portable}, {f32_portable}}},
     [KIND_INT4] = {"INT4", {BY(int4), {int4_portable_f16, X86(int4_avx2_f16), X86(int4_shared_f16), X86(int4_shared_dot_f16), 0}}},
-    [KIND_INT8] = {"INT8", BY_STRIPS(int8)},
-    [KIND_UINT8] = {"UINT8", BY_STRIPS(uint8)},
+    [KIND_INT8] = {"INT8", BY_BYTES(int8)},
+    [KIND_UINT8] = {"UINT8", BY_BYTES(uint8)},
     [KIND_LOSSLESS] = {"lossless", {BY(lossless)}},
     [KIND_MXFP4] = {"MXFP4", BY_WORDS(mxfp4)},
-    [KIND_FP8] = {"FP8", BY_STRIPS(fp8)},
-    [KIND_FP8_ROW] = {"FP8-row", BY_STRIPS(fp8_row)},
+    [KIND_FP8] = {"FP8", BY_FLOATS(fp8)},
+    [KIND_FP8_ROW] = {"FP8-row", BY_FLOATS(fp8_row)},
     [KIND_Q4_0] = {"Q4_0", BY_WORDS(q4_0)},
-    [KIND_Q8_0] = {"Q8_0", BY_STRIPS(q8_0)},
+    [KIND_Q8_0] = {"Q8_0", BY_BYTES(q8_0)},
     [KIND_Q4_K] = {"Q4_K", BY_WORDS(q4_k)},
     [KIND_Q5_K] = {"Q5_K", BY_WORDS(q5_k)},
     [KIND_Q6_K] = {"Q6_K", BY_WORDS(q6_k)},
     [KIND_GPTQ4] = {"GPTQ4",
-                    {{gptq4_portable, X86(gptq4_avx2), X86(gptq4_avx512), 0, X86(gptq4_amx)},
-                     {gptq4_portable_f16, X86(gptq4_avx2_f16), X86(gptq4_avx512), 0, 0}}},
+                    {{gptq4_portable, X86(gptq4_avx2), X86(gptq4_avx512), X86(gptq4_whole), X86(gptq4_amx)},
+                     {gptq4_portable_f16, X86(gptq4_avx2_f16), X86(gptq4_avx512), X86(gptq4_whole), 0}}},
     [KIND_AWQ] = {"AWQ",
-                  {{awq_portable, X86(awq_avx2), X86(awq_avx512), 0, 0}, {awq_portable_f16, X86(awq_avx2), X86(awq_avx512), 0, 0}}},
+                  {{awq_portable, X86(awq_avx2), X86(awq_avx512), X86(awq_whole), 0},
+                   {awq_portable_f16, X86(awq_avx2), X86(awq_avx512), X86(awq_whole), 0}}},
     [KIND_NVFP4] = {"NVFP4", BY_WORDS(nvfp4)},
 };
 
@@ -113,11 +133,13 @@ product_fn product_of(int32_t kind, int32_t number, int level)
 
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
 {
-    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && !words_fixed(kind, number, level) ? MOST_TWOS : MOST_WIDE))
+    const int fixed = words_fixed(level), across = kind == KIND_GPTQ4 || kind == KIND_AWQ;
+    if (level < LEVEL_AVX2 || rows > (number == NUMBER_F16 && level >= LEVEL_AVX512 && !across ? MOST_F16 : MOST_WIDE))
         return 0;
     switch (kind) {
-    case KIND_GPTQ4: return level < LEVEL_AVX512; /* it is turned */
-    case KIND_INT4: return number == NUMBER_BF16 || level < LEVEL_AVX512 || rows == 1;
+    case KIND_GPTQ4: return level < LEVEL_AVX512 ? 1 /* it is turned */ : fixed ? WORDS_COLUMNS : 0;
+    case KIND_AWQ: return level >= LEVEL_AVX512 && fixed ? WORDS_COLUMNS : 0;
+    case KIND_INT4: return number == NUMBER_BF16 || fixed || rows == 1;
     case KIND_MXFP4:
     case KIND_NVFP4: return 1;
     case KIND_Q4_0: return 16;
@@ -126,15 +148,14 @@ int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level)
     case KIND_Q6_K: return 64;
     case KIND_INT8:
     case KIND_UINT8:
-    case KIND_Q8_0: return words_fixed(kind, number, level) ? WORDS_COLUMNS : 0;
+    case KIND_Q8_0: return fixed ? WORDS_COLUMNS : 0;
     default: return 0;
     }
 }
 
-int words_fixed(int32_t kind, int32_t number, int level)
+int words_fixed(int level)
 {
-    const int by_bytes = kind == KIND_INT8 || kind == KIND_UINT8 || kind == KIND_Q8_0;
-    return level == LEVEL_AVX2 || (level >= LEVEL_AVX512_BF16 && number == NUMBER_BF16 && !by_bytes);
+    return level == LEVEL_AVX2 || level >= LEVEL_AVX512_BF16;
 }
 
 int64_t fixed_summed(int64_t run, int level)

@@ -145,10 +145,10 @@ TURNED(awq_portable, 1, LEVEL_PORTABLE, NUMBER_BF16)
 TURNED(awq_portable_f16, 1, LEVEL_PORTABLE, NUMBER_F16)
 
 #ifdef HAS_X86
-void gptq4_avx512(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
+void gptq4_whole(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);
 TURNED(gptq4_turned, 0, LEVEL_AMX, NUMBER_BF16)
 void gptq4_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)
 {
-    (in->rows < TILES_FROM ? gptq4_avx512 : gptq4_turned)(m, first, last, in, y, stride);
+    (in->rows < TILES_FROM ? gptq4_whole : gptq4_turned)(m, first, last, in, y, stride);
 }
 #endif

@@ -335,6 +335,8 @@ WORDS(int4, whole_row, open_int4, block_int4, int4_strip, fill_int4, int4_table(
       m->part[2] != NULL, m->group)
 BLOCKS(int8, ONE_ROW, whole_row, open_int8, block_int8, int8_strip)
 BLOCKS(uint8, ONE_ROW, whole_row, open_uint8, block_uint8, uint8_strip)
+FEW_BYTES(int8)
+FEW_BYTES(uint8)
 
 /* One F16 input by words, more in F32: a number is decoded once for all of them, and has one sum where words have two. */
 void int4_shared_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)

@@ -197,11 +197,53 @@ FOR_AVX512 ALONE __m512 block_by_wholes(const struct inputs *in, int64_t at, con
         BY_ROWS(name##_all, (fits) && all_fixed(in), otherwise)                                                                      \
     }
 
-/* name_dot_f16: inputs that are F16 are by words. */
-#define F16_BY_PAIRS(name)                                                                                                           \
+/* name, of F16 inputs that are whole numbers: so many at once, where all have an end. */
+static inline void by_fours(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
+                            product_fn name)
+{
+    const int64_t all = (in->columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS, piece = in->rows > MOST_WIDE ? PIECE : last - first;
+    for (int64_t o = first; o < last; o += piece)
+        for (int64_t from = 0; from < in->rows; from += MOST_WIDE) {
+            struct inputs some = *in;
+            some.rows = in->rows - from < MOST_WIDE ? in->rows - from : MOST_WIDE;
+            some.x += from * in->columns;
+            some.xb += from * in->columns;
+            some.words += from * all * WORDS_COLUMNS;
+            some.eights += from * all * (WORDS_COLUMNS / WORDS_LANE);
+            some.steps += from * all;
+            name(m, o, last - o < piece ? last : o + piece, &some, y + from * stride, stride);
+        }
+}
+
+/* name_few, name_few_amx, name_few_f16, of codes of 8 bits: inputs that are whole numbers by what AVX2 has, which memory is slower than;
+ * more of them by name_dot, name_amx, name_avx512_f16. */
+#define FEW_BYTES(name)                                                                                                              \
+    void name##_avx2(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);        \
+    void name##_avx2_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride);    \
+    void name##_few(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)          \
+    {                                                                                                                                \
+        (in->run ? name##_avx2 : name##_dot)(m, first, last, in, y, stride);                                                         \
+    }                                                                                                                                \
+    void name##_few_amx(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
+    {                                                                                                                                \
+        (in->run ? name##_avx2 : name##_amx)(m, first, last, in, y, stride);                                                         \
+    }                                                                                                                                \
+    void name##_few_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
+    {                                                                                                                                \
+        if (in->run)                                                                                                                 \
+            by_fours(m, first, last, in, y, stride, name##_avx2_f16);                                                                \
+        else                                                                                                                         \
+            name##_avx512_f16(m, first, last, in, y, stride);                                                                        \
+    }
+
+/* name_dot_f16: of F16 inputs, where name_dot `fits`; others by strips. */
+#define F16_BY_WHOLES(name, fits)                                                                                                    \
     void name##_dot_f16(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)      \
     {                                                                                                                                \
-        name##_pairs_f16(m, first, last, in, y, stride);                                                                             \
+        if ((fits) && all_fixed(in))                                                                                                 \
+            by_fours(m, first, last, in, y, stride, name##_dot);                                                                     \
+        else                                                                                                                         \
+            name##_avx512_strips_f16(m, first, last, in, y, stride);                                                                 \
     }
 
 /* name: product_fn, with inputs that are whole numbers: product_fixed.h. A core of an Intel Xeon with AMX multiplies 24 GB/s of INT4 so from
@@ -280,15 +322,14 @@ FOR_AVX512 ALONE __m512 part_by_wholes(const struct inputs *in, int64_t at, cons
     RUNS_ROWS(name, part_by_wholes, 1, 1, state, open, part, lessened)                                                               \
     FIXED_WIDTHS(name, in->run == runs && m->columns % TILE == 0, otherwise)
 
-/* name_avx512, name_dot, name_amx, name_dot_f16: by words, more rows by strips that `block` decodes. With BF16's products inputs that are
- * BF16 are whole numbers. */
+/* name_avx512, name_dot, name_amx, name_dot_f16: by words, more rows by strips that `block` decodes. With BF16's products inputs are whole
+ * numbers. */
 #define RUNS(name, state, open, block, decode, part, runs, lessened)                                                                 \
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, IN_ORDER, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, IN_ORDER, state, open, block, decode)                                               \
     RUNS_AT(name##_avx512, 0, state, open, part, runs, lessened, name##_avx512_strips, decode)                                       \
-    RUNS_AT(name##_pairs, 1, state, open, part, runs, lessened, name##_dot_strips, decode)                                           \
     FIXED_RUNS(name##_dot, state, open, part, runs, lessened, name##_dot_strips)                                                     \
-    F16_BY_PAIRS(name)                                                                                                               \
+    F16_BY_WHOLES(name, in->run == runs && m->columns % TILE == 0)                                                                   \
     FOR_TILES(name, IN_ORDER, state, open, block)
 
 /* The same.
@@ -298,9 +339,8 @@ FOR_AVX512 ALONE __m512 part_by_wholes(const struct inputs *in, int64_t at, cons
     DECODED_AT(name##_avx512, 0, LEVEL_AVX512, BY_TURNS, state, open, block, decode)                                                 \
     DECODED_AT(name##_dot, 1, LEVEL_AVX512_BF16, BY_TURNS, state, open, block, decode)                                               \
     WORDS_AT(name##_avx512, 0, fill, table, shifted, group, name##_avx512_strips, decode)                                            \
-    WORDS_AT(name##_pairs, 1, fill, table, shifted, group, name##_dot_strips, decode)                                                \
     FIXED_WIDE(name##_dot, fill, numbers, unit, shifted, group, name##_dot_strips)                                                   \
-    F16_BY_PAIRS(name)                                                                                                               \
+    F16_BY_WHOLES(name, in->run == 1 && words_fit(m->columns, group))                                                                \
     FOR_TILES(name, BY_TURNS, state, open, block)
 #endif
 

@@ -46,9 +46,8 @@ struct matrix {
 /* Tiles multiply 16 input rows at once; fewer than so many are faster without. */
 enum { TILE_ROWS = 16, TILES_FROM = 5, ACROSS = 128 };
 
-/* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. Of
- * INT4 one is, and more are multiplied in F32. */
-enum { MOST_WIDE = 4, MOST_TWOS = 16 };
+/* So many input rows are multiplied at once without tiles. Of F16 so many are by words, some after the others: strips are slower. */
+enum { MOST_WIDE = 4, MOST_F16 = 16 };
 
 /* Columns of product_words.h that are summed at once, and neighbours whose inputs' sum is known. */
 enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
@@ -57,9 +56,9 @@ enum { WORDS_COLUMNS = 128, WORDS_LANE = 8 };
  * [columns / 2, rounded up][16][2] BF16, zeros where no row or column is. words: where `run` is not 0, xb in the order of product_words.h,
  * [rows][columns / 128, rounded up][4][32], zeros where no column is; and its sums of 8 neighbouring columns. Both lie at multiples of 64
  * bytes. F16 inputs have two rows of words each: an F16 number is the sum of two BF16 numbers. Sums of 8 columns lie with the first,
- * zeros with the second. steps: where `run` is not 0 and words_fixed says so, words are whole numbers of 16 bits, and stand for what they are
- * times a step for each 128 columns, [rows][columns / 128, rounded up]; not a number where an input is none or has no end. Sums are then of
- * fixed_summed columns. */
+ * zeros with the second. steps: where `run` is not 0 and words_fixed says so, words are whole numbers of 16 bits, one row of each input, and
+ * stand for what they are times a step for each 128 columns, [rows][columns / 128, rounded up]; not a number where an input is none or has
+ * no end. Sums are then of fixed_summed columns. */
 struct inputs {
     int64_t rows, columns, run;
     const float *x;
@@ -76,8 +75,8 @@ product_fn product_of(int32_t kind, int32_t number, int level);
 /* The run of product_words.h by which products of a kind read so many input rows at level; WORDS_COLUMNS: columns in their order; 0 for none. */
 int64_t words_run(int32_t kind, int32_t number, int64_t rows, int level);
 
-/* Whether words of a kind are whole numbers of 16 bits at level: of product_fixed.h. */
-int words_fixed(int32_t kind, int32_t number, int level);
+/* Whether words are whole numbers of 16 bits at level: of product_fixed.h. */
+int words_fixed(int level);
 
 /* Columns of which whole numbers' sum is known. */
 int64_t fixed_summed(int64_t run, int level);

@@ -204,7 +204,7 @@ static void share_words(const struct work *work, const struct matrix *m, const f
                         float *eights, float *steps, int64_t first, int64_t last)
 {
     const int64_t run = wanted_run(work, m);
-    if (run && words_fixed(m->kind, work->unit->number, work->team->level))
+    if (run && words_fixed(work->team->level))
         fixed_of(values, words, eights, steps, work->rows, m->columns, first, last, run, work->team->level);
     else if (run && work->unit->number == NUMBER_F16)
         words_of(values, given, words, eights, work->rows, m->columns, first, last, run, NUMBER_F16);
@@ -322,7 +322,7 @@ static void share_middle_words(const void *given, int64_t first, int64_t last)
 static int shares_later(const struct work *work)
 {
     const struct unit *unit = work->unit;
-    return words_fixed(unit->down.kind, unit->number, work->team->level) && wanted_run(work, &unit->down);
+    return words_fixed(work->team->level) && wanted_run(work, &unit->down);
 }
 
 /* Columns [first, last) of what down takes, in the forms that it takes. */

@@ -1,5 +1,5 @@
-"""AVX2 multiplies a few rows by whole numbers of 16 bits, and so does AVX512 with BF16's products, but by bytes. Inputs are rounded by at
-most 2 ** -15 of their block's largest, weights not."""
+"""AVX2 multiplies a few rows by whole numbers of 16 bits, and so does AVX512 that has BF16's products. Inputs are rounded by at most
+2 ** -15 of their block's largest, weights not."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_product_is_off_by_no_more_than_its_inputs_rounding(pool: HostPool, ro
 def test_so_is_one_of_f16(pool: HostPool, rows: int, columns: int) -> None:
     torch.manual_seed(columns)
     for name, matrix, plain in exact_matrices(rows, columns):
-        for tokens in (1, 4):
+        for tokens in (1, 4, 7, 16):
             for what, given in list(inputs(tokens, columns))[:2]:
                 x, out = given.half(), torch.empty(tokens, rows, dtype=torch.float16)
                 pool.product(matrix, x, out)
@@ -110,7 +110,7 @@ def test_the_middle_of_an_ffn_waits_for_whole_blocks(pool: HostPool, tokens: int
     torch.manual_seed(3)
     up = {name: (matrix, plain) for name, matrix, plain in exact_matrices(416, 352)}
     down = {name: (matrix, plain) for name, matrix, plain in exact_matrices(40, 416)}
-    for name in ("INT4-32", "INT8-32 F16", "Q4_0", "Q8_0", "MXFP4", "NVFP4 True"):
+    for name in ("INT4-32", "INT8-32 F16", "Q4_0", "Q8_0", "MXFP4", "NVFP4 True", "AWQ-32 torch.float16", "GPTQ4-32 torch.float16 True"):
         (first, w_up), (last, w_down) = up[name], down[name]
         x, out = (torch.randn(tokens, 352) / 64).bfloat16(), torch.empty(tokens, 40, dtype=torch.bfloat16)
         pool.ffn(HostFfn(first, first, last), x, out)

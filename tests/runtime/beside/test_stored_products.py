@@ -29,9 +29,12 @@ BY_WORDS, EXACT = ("INT4", "GPTQ4", "AWQ", "MXFP4", "NVFP4", "Q4_0", "Q4_K", "Q5
 """Formats by words, and those whose decoded weights need no rounding."""
 ACROSS = {Level.portable: (), Level.avx2: ("AWQ",)}
 """Of which formats no weight is rounded, and sums follow their words, of however many rows; with AVX512 of these two."""
-FIXED, WIDE_FIXED = (*BY_WORDS, "INT8", "Q8_0"), tuple(name for name in BY_WORDS if name not in ("GPTQ4", "AWQ"))
-"""Formats that AVX2 multiplies by whole numbers, and those that AVX512 does with BF16's products."""
-WORDS_ROWS = 4
+FIXED = (*BY_WORDS, "INT8", "Q8_0")
+"""Formats that AVX2 multiplies by whole numbers, and AVX512 that has BF16's products."""
+FLOATS = "FP8"
+"""By numbers in F32 with AVX512: no weight is rounded, and no input."""
+WORDS_ROWS, F16_ROWS = 4, 16
+"""Inputs that are multiplied so at most; where they are F16 and numbers lie along rows, some after the others."""
 
 
 Stored = dict[str, tuple[str, dict[str, torch.Tensor]]]
@@ -74,13 +77,12 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
             pool.product(decoded, x, same)
             exact, size = x.double() @ columns_of, x.double().abs() @ sizes
             level = pool.told().level
-            by_words = {Level.portable: (), Level.avx2: FIXED}.get(level, BY_WORDS)
+            by_words = {Level.portable: (), Level.avx2: FIXED, Level.avx512: (*BY_WORDS, FLOATS)}.get(level, (*FIXED, FLOATS))
             words = name.startswith(by_words) and tokens <= WORDS_ROWS and columns % 32 == 0
             words = words or name.startswith(ACROSS.get(level, ("GPTQ4", "AWQ")))
             rounded = 2**-9 if words and not name.startswith(EXACT) else 0
             bound = exact.abs() * 2**-8 + size * (2**-22 + rounded)
-            fixed = {Level.avx2: FIXED, Level.avx512_bf16: WIDE_FIXED, Level.amx: WIDE_FIXED}.get(level, ())
-            if words and name.startswith(fixed):
+            if words and level is not Level.avx512 and tokens <= WORDS_ROWS and not name.startswith(FLOATS):
                 bound += fixed_error(x, plain)
             assert ((out.double() - exact).abs() <= bound).all(), (name, tokens)
             last = tokens == 1 and level >= Level.avx512 and (out != same).sum() == 1  # seen with 1 of 12 seeds
@@ -89,7 +91,8 @@ def test_a_stored_product_has_the_bits_of_the_decoded_one(pool: HostPool, rows: 
 
 @pytest.mark.parametrize(("rows", "columns"), SHAPES)
 def test_a_stored_product_of_f16_is_that_with_the_matrix_decoded_to_f16(pool: HostPool, rows: int, columns: int) -> None:
-    """Inputs are rounded with AVX2 alone. By words and by groups weights are not rounded, neither to their scale's type nor to F16."""
+    """Inputs are rounded with AVX2, and with AVX512 that has BF16's products. By words and by groups weights are not rounded, neither to
+    their scale's type nor to F16."""
     for name, (form, parts) in matrices(rows, columns, rows).items():
         stored = host_matrix_of(form, parts)
         assert stored is not None
@@ -106,10 +109,13 @@ def test_a_stored_product_of_f16_is_that_with_the_matrix_decoded_to_f16(pool: Ho
             pool.product(stored, x, out)
             exact, size = x.double() @ columns_of, x.double().abs() @ sizes
             level = pool.told().level
-            unrounded = name.startswith(FIXED if level is Level.avx2 else (*BY_WORDS, "INT8")) and level >= Level.avx2
+            known = {Level.portable: (), Level.avx2: FIXED, Level.avx512: (*BY_WORDS, "INT8", FLOATS)}.get(level, (*FIXED, FLOATS))
+            unrounded = name.startswith(known)
             rounded = 2**-12 + (2**-9 if scales else 0) if unrounded and not name.startswith(EXACT) else 0
             error = (out.double() - exact).abs().where(exact.abs() < 65000, 0)  # as large ones need not fit
-            fixed = fixed_error(x, plain) if unrounded and level is Level.avx2 and tokens <= WORDS_ROWS else 0
+            most = F16_ROWS if level > Level.avx2 and not name.startswith(("GPTQ4", "AWQ")) else WORDS_ROWS
+            by_wholes = unrounded and level is not Level.avx512 and not name.startswith(FLOATS)
+            fixed = fixed_error(x, plain) if by_wholes and tokens <= most else 0
             assert (error <= exact.abs() * 2**-11 + size * (2**-21 + rounded) + fixed + 2**-25).all(), (name, tokens)
 
 
