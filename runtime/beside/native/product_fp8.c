@@ -3,8 +3,8 @@
  * part[0] numbers [rows][columns]; part[1] scales. FP8: group x group of them share a scale, [ceil(rows / group)][ceil(columns / group)].
  * FP8-row: a scale for each row; group is 1, or 0 where all have the same. With AVX512 up to 4 input rows, of F16 any, are multiplied by
  * numbers in F32, and sums by scales: then no weight is rounded. */
-#include "product_blocks.h"
 #include "product_blocks_avx2.h"
+#include "product_words.h"
 
 static void fp8_rows_of(const struct matrix *m, int set, int number, int64_t first, int64_t last, uint16_t *out)
 {
@@ -175,27 +175,17 @@ FOR_AVX512 ALONE int rows_by_floats(const struct matrix *m, int64_t o, const str
                 otherwise(m, o, end, in, y, stride);                                                                                 \
         }                                                                                                                            \
     }                                                                                                                                \
-    FOR_AVX512 void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)     \
+    FOR_AVX512 static void name##_wide(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y,       \
+                                       int64_t stride)                                                                               \
     {                                                                                                                                \
-        if (m->columns % TILE || (!(by_row) && m->group % TILE)) {                                                                   \
+        BY_ROWS(name##_all, 1, otherwise)                                                                                            \
+    }                                                                                                                                \
+    void name(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride)                \
+    {                                                                                                                                \
+        if (m->columns % TILE || (!(by_row) && m->group % TILE))                                                                     \
             otherwise(m, first, last, in, y, stride);                                                                                \
-            return;                                                                                                                  \
-        }                                                                                                                            \
-        for (int64_t o = first; o < last; o += TILE_ROWS) /* which stay in the caches for all input rows */                          \
-            for (int64_t from = 0; from < in->rows; from += MOST_WIDE) {                                                             \
-                const int64_t end = last - o < TILE_ROWS ? last : o + TILE_ROWS;                                                     \
-                struct inputs some = *in;                                                                                            \
-                float *to = y + from * stride;                                                                                       \
-                some.rows = in->rows - from < MOST_WIDE ? in->rows - from : MOST_WIDE;                                               \
-                some.x += from * in->columns;                                                                                        \
-                some.xb += from * in->columns;                                                                                       \
-                switch (some.rows) {                                                                                                 \
-                case 1: name##_all(m, o, end, &some, to, stride, 1); break;                                                          \
-                case 2: name##_all(m, o, end, &some, to, stride, 2); break;                                                          \
-                case 3: name##_all(m, o, end, &some, to, stride, 3); break;                                                          \
-                default: name##_all(m, o, end, &some, to, stride, 4); break;                                                         \
-                }                                                                                                                    \
-            }                                                                                                                        \
+        else                                                                                                                         \
+            by_fours(m, first, last, in, y, stride, name##_wide);                                                                    \
     }
 
 #define FEW(name, more)                                                                                                              \

@@ -197,7 +197,7 @@ FOR_AVX512 ALONE __m512 block_by_wholes(const struct inputs *in, int64_t at, con
         BY_ROWS(name##_all, (fits) && all_fixed(in), otherwise)                                                                      \
     }
 
-/* name, of F16 inputs that are whole numbers: so many at once, where all have an end. */
+/* name, of any number of input rows: as many at a time as are multiplied at once. */
 static inline void by_fours(const struct matrix *m, int64_t first, int64_t last, const struct inputs *in, float *y, int64_t stride,
                             product_fn name)
 {
