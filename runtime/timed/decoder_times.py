@@ -42,6 +42,7 @@ AT_ONCE: Mapping[str, int] = MappingProxyType({"cpu": 1, "cuda": 8})
 """Calls that are timed together: those of a card are short beside waiting for it."""
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+E8M0_ONE = 127
 TABLES = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -82,8 +83,12 @@ def samples(rows: int, columns: int = COLUMNS) -> dict[str, Shapes]:
 
 
 def parts_of(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
-    """Ones where there are scales, random bits elsewhere."""
-    return {leaf: _filled(shape, dtype, device) for leaf, (shape, dtype) in shapes.items()}
+    """Ones where there are scales, random bits elsewhere. Of MXFP4 random scales would be so small that what is computed with them has no
+    leading one, which takes a CPU several times as long."""
+    found = {leaf: _filled(shape, dtype, device) for leaf, (shape, dtype) in shapes.items()}
+    if (scales := found.get("scales")) is not None and scales.dtype == torch.uint8:
+        scales.fill_(E8M0_ONE)
+    return found
 
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

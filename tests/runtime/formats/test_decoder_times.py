@@ -32,6 +32,14 @@ def test_a_sample_has_the_bytes_of_its_format_and_is_decoded(name: str) -> None:
     assert not out.isnan().any()
 
 
+def test_scales_of_mxfp4_are_one() -> None:
+    """Else a CPU multiplies numbers without a leading one, and is timed at two thirds of its rate."""
+    parts = parts_of(samples(ROWS)["MXFP4"], torch.device("cpu"))
+    decoded = torch.empty(ROWS, COLUMNS, dtype=torch.bfloat16)
+    CODINGS["MXFP4"].decode(parts, decoded)
+    assert set(decoded.abs().unique().tolist()) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}
+
+
 def test_matrices_that_take_turns_share_no_bytes_of_their_largest_part() -> None:
     shapes = samples(ROWS)["INT4-128"]
     stretch = Stretch(1 << 20, torch.arange(1 << 20).to(torch.uint8))
