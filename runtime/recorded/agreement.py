@@ -11,8 +11,8 @@ BF16_STEP = 2.0**-8
 
 
 def bf16_rounding(layers: int) -> float:
-    """How far two ways to compute a model's logits are apart: each errs by one step at each of a layer's two residual additions, at the last
-    norm and at the logits. Errors add up like a random walk, and those of both ways have nothing to do with each other.
+    """How far two ways to compute a model's logits are apart: each errs by one step at each of a layer's two residual additions, at the
+    last norm and at the logits. Errors add up like a random walk, and those of both ways have nothing to do with each other.
 
         sqrt(2) * step * sqrt(2 * layers + 2)
 

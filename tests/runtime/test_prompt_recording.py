@@ -78,7 +78,8 @@ def test_what_was_recorded_and_says_something_else_is_not_launched(checkpoint: P
     with loaded(resident(checkpoint, TOKENS), checkpoint) as session:
         said = prompt(session, TOKENS)
         assert session.prompts_launched is not None
-        assert re.search(rf"what was recorded is [\d.]+ off, where rounding explains {bf16_rounding(LAYERS):.3g}$", session.prompts_launched)
+        explained = f"{bf16_rounding(LAYERS):.3g}"
+        assert re.search(rf"what was recorded is [\d.]+ off, where rounding explains {explained}$", session.prompts_launched)
         assert session.engine.facts()["prompts"]["tokens"] == 0
     with loaded(resident(checkpoint, 0), checkpoint) as session:
         assert torch.equal(said, prompt(session, TOKENS))
