@@ -9,15 +9,10 @@
  * Sums are in F32, whatever inputs are, and no number is rounded. All inputs are multiplied with a group before the next one comes, so that
  * they find it in the caches. What follows in the same rows is fetched meanwhile: it is far away, so that no processor guesses it.
  * Turning such numbers into the order of rows first took 2 to 4 times as long (docs/log.md, 2026-11-27, night). */
-#include "products.h"
+#include "product_across.h"
 
 #ifdef HAS_X86
-#include <immintrin.h>
-
-enum { LANES = 16, NUMBERS_A_WORD = 8, MOST_INPUTS = 4, FETCHED = 64 };
-
-/* The row that each 4 bits of one of AWQ's words hold. */
-static const int awq_rows[NUMBERS_A_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
+enum { MOST_INPUTS = 4 };
 
 /* Of ACROSS rows, of which `count` are there: a group's columns, and inputs that have `all` columns each. */
 struct group {
@@ -25,12 +20,6 @@ struct group {
     int64_t stride, count, columns, all;
     const float *x;
 };
-
-/* 16 words, of which `count` are there. */
-FOR_AVX512 ALONE __m512i words_at(const uint32_t *words, int64_t count)
-{
-    return _mm512_maskz_loadu_epi32((__mmask16)(count >= LANES ? 0xffff : count > 0 ? (1 << count) - 1 : 0), words);
-}
 
 /* The 4 bits from `bit` on of each word. */
 FOR_AVX512 ALONE __m512 numbers_of(__m512i words, int bit)
@@ -128,19 +117,15 @@ FOR_AVX512 ALONE void fill(const struct matrix *m, int64_t group, int64_t o, int
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     const __m512i held = words_at(words, count / NUMBERS_A_WORD);
     float in_order[ACROSS];
-    for (int64_t r = 0; r < ACROSS; r += LANES) {
-        const __mmask16 some = (__mmask16)(count - r >= LANES ? 0xffff : count > r ? (1 << (count - r)) - 1 : 0);
-        const __m256i bits = _mm256_maskz_loadu_epi16(some, from + r);
-        const __m512 found = m->part[3] ? _mm512_cvtph_ps(bits) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-        _mm512_storeu_ps(in_order + r, found);
-    }
+    for (int64_t r = 0; r < ACROSS; r += LANES)
+        _mm512_storeu_ps(in_order + r, scales_at(m, from + r, count - r));
     for (int i = 0; i < NUMBERS_A_WORD; i++)
         if (awq) {
             scales[i] = _mm512_i32gather_ps(_mm512_slli_epi32(lane, 3), in_order + awq_rows[i], 4);
             zeros[i] = numbers_of(held, 4 * i);
-        } else { /* two words have 16 rows; 15 and one more are 0 */
-            const __m512i two = _mm512_permutexvar_epi32(_mm512_add_epi32(_mm512_set1_epi32(2 * i), _mm512_srli_epi32(lane, 3)), held);
-            const __m512i bits = _mm512_srlv_epi32(two, _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2));
+        } else { /* 15 and one more are 0 */
+            const __m512i places = _mm512_slli_epi32(_mm512_and_si512(lane, _mm512_set1_epi32(7)), 2);
+            const __m512i bits = _mm512_srlv_epi32(words_of_rows(held, LANES * i), places);
             scales[i] = _mm512_loadu_ps(in_order + LANES * i);
             zeros[i] = numbers_of(_mm512_add_epi32(bits, _mm512_set1_epi32(m->part[4] != NULL)), 0);
         }

@@ -7,27 +7,20 @@
  *     AWQ     halves of 16 bits of two columns' words are put side by side: a shift and a mask then give one row's number in each
  *
  *     y[row] = sum over 128 columns, or a group's: scale[row] * (step * sum of number * x - zero point[row] * sum of x) */
+#include "product_across.h"
 #include "product_words.h"
 
 #ifdef HAS_X86
-enum { LANES = 16, NUMBERS_A_WORD = 8, SUMS = ACROSS / LANES, PAIRS = WORDS_COLUMNS / 2, FETCHED = 64 };
+enum { SUMS = ACROSS / LANES, PAIRS = WORDS_COLUMNS / 2 };
 
-/* The row that each 4 bits of one of AWQ's words hold. */
-static const int awq_rows[NUMBERS_A_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
-
-/* Columns of a group of ACROSS rows, of which `count` are there. pairs: of each input row two columns in each 32 bits, as they are
- * multiplied. */
+/* Columns of a group of ACROSS rows, of which `count` are there. pairs: of the first input row two columns in each 32 bits, as they are
+ * multiplied; the next row's lie `apart` behind. */
 struct piece {
     const uint32_t *words;
     int64_t stride, count, columns;
-    const uint32_t (*pairs)[PAIRS];
+    const uint32_t *pairs;
+    int64_t apart;
 };
-
-/* 16 words, of which `count` are there. */
-FOR_AVX512 ALONE __m512i words_at(const uint32_t *words, int64_t count)
-{
-    return _mm512_maskz_loadu_epi32((__mmask16)(count >= LANES ? 0xffff : count > 0 ? (1 << count) - 1 : 0), words);
-}
 
 FOR_AVX512 ALONE __m512i and_pair(__m512i sum, __m512i numbers, const uint32_t *pair)
 {
@@ -56,7 +49,7 @@ FOR_AVX512 ALONE void sum_gptq(const struct piece *p, __m512i *out, const int in
             {
                 const __m512i numbers = halves_of(words, n);
                 _Pragma("GCC unroll 4") for (int r = 0; r < inputs; r++) sum[r * sums + j] =
-                    and_pair(sum[r * sums + j], numbers, p->pairs[r] + 4 * k + n);
+                    and_pair(sum[r * sums + j], numbers, p->pairs + r * p->apart + 4 * k + n);
             }
         }
     }
@@ -80,7 +73,7 @@ FOR_AVX512 ALONE void sum_awq(const struct piece *p, __m512i *out, const int inp
             const __m512i both = (from + j) / 4 ? _mm512_unpackhi_epi16(one, next) : _mm512_unpacklo_epi16(one, next);
             const __m512i numbers = halves_of(both, (from + j) % 4);
             _Pragma("GCC unroll 4") for (int r = 0; r < inputs; r++) sum[r * sums + j] =
-                and_pair(sum[r * sums + j], numbers, p->pairs[r] + k / 2);
+                and_pair(sum[r * sums + j], numbers, p->pairs + r * p->apart + k / 2);
         }
     }
     _Pragma("GCC unroll 32") for (int i = 0; i < inputs * sums; i++) out[i / sums * SUMS + from + i % sums] = sum[i];
@@ -128,17 +121,13 @@ FOR_AVX512 ALONE void fill(const struct matrix *m, int64_t group, int64_t o, int
     float by_row[ACROSS], zero_by_row[ACROSS];
     for (int i = 0; i < SUMS; i++) {
         const int64_t r = (int64_t)i * LANES;
-        const __mmask16 some = (__mmask16)(count - r >= LANES ? 0xffff : count > r ? (1 << (count - r)) - 1 : 0);
-        const __m256i bits = _mm256_maskz_loadu_epi16(some, from + r);
-        const __m512 found = m->part[3] ? _mm512_cvtph_ps(bits) : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-        /* two words have 16 rows; 15 and one more are 0 */
-        const __m512i two = _mm512_permutexvar_epi32(_mm512_add_epi32(_mm512_set1_epi32(2 * i), _mm512_srli_epi32(lane, 3)), held);
         const __m512i place = _mm512_and_si512(lane, _mm512_set1_epi32(7));
         /* of AWQ row 0, 1, 2 ... of a word is its number 0, 4, 1, 5 ... */
         const __m512i odd = _mm512_and_si512(place, _mm512_set1_epi32(1));
         const __m512i turned = _mm512_or_si512(_mm512_srli_epi32(place, 1), _mm512_slli_epi32(odd, 2));
-        const __m512i zero = _mm512_add_epi32(_mm512_srlv_epi32(two, _mm512_slli_epi32(awq ? turned : place, 2)), more);
-        _mm512_storeu_ps(by_row + r, found);
+        /* 15 and one more are 0 */
+        const __m512i zero = _mm512_add_epi32(_mm512_srlv_epi32(words_of_rows(held, r), _mm512_slli_epi32(awq ? turned : place, 2)), more);
+        _mm512_storeu_ps(by_row + r, scales_at(m, from + r, count - r));
         _mm512_storeu_ps(zero_by_row + r, _mm512_cvtepi32_ps(_mm512_and_si512(zero, _mm512_set1_epi32(15))));
     }
     for (int i = 0; i < SUMS; i++) {
@@ -148,12 +137,12 @@ FOR_AVX512 ALONE void fill(const struct matrix *m, int64_t group, int64_t o, int
     }
 }
 
-/* 128 columns of a row of inputs as they are multiplied: column n beside n + 4 of each eight, or neighbours. */
-ALONE void pair_up(const uint16_t *x, uint32_t *pairs, const int awq)
+/* Columns of inputs as GPTQ multiplies them: column n beside n + 4 of each eight. */
+FOR_AVX512 ALONE void pair_up(const uint16_t *x, uint32_t *pairs, int64_t columns)
 {
-    for (int k = 0; k < WORDS_COLUMNS; k += NUMBERS_A_WORD)
+    for (int64_t k = 0; k < columns; k += NUMBERS_A_WORD)
         for (int n = 0; n < 4; n++)
-            pairs[k / 2 + n] = awq ? x[k + 2 * n] | (uint32_t)x[k + 2 * n + 1] << 16 : x[k + n] | (uint32_t)x[k + n + 4] << 16;
+            pairs[k / 2 + n] = x[k + n] | (uint32_t)x[k + n + 4] << 16;
 }
 
 /* A group's columns, or 128 of them. */
@@ -173,12 +162,12 @@ FOR_AVX512 ALONE void across_all(const struct matrix *m, int64_t first, int64_t 
 {
     const int64_t across = awq ? m->rows / NUMBERS_A_WORD : m->rows, all = (m->columns + WORDS_COLUMNS - 1) / WORDS_COLUMNS;
     const int64_t each = piece_columns(m);
-    uint32_t pairs[all][MOST_WIDE][PAIRS] __attribute__((aligned(64)));
+    uint32_t turned[awq ? 1 : inputs * all * PAIRS] __attribute__((aligned(64)));
+    const uint32_t *pairs = awq ? (const void *)in->words : turned; /* AWQ's are neighbours, as they lie */
     struct rows_of rows_of;
     float lanes[LANES];
-    for (int64_t b = 0; b < all; b++)
-        for (int r = 0; r < inputs; r++)
-            pair_up(in->words + (r * all + b) * WORDS_COLUMNS, pairs[b][r], awq);
+    if (!awq)
+        pair_up(in->words, turned, inputs * all * WORDS_COLUMNS);
     for (int i = 0; i < SUMS; i++)
         for (int l = 0; l < LANES; l++)
             rows_of.row[i][l] = row_of(i, l, awq);
@@ -188,10 +177,10 @@ FOR_AVX512 ALONE void across_all(const struct matrix *m, int64_t first, int64_t 
         for (int i = 0; i < inputs * SUMS; i++)
             found[i] = _mm512_setzero_ps();
         for (int64_t column = 0; column < m->columns; column += each) {
-            const int64_t b = column / WORDS_COLUMNS, within = column % WORDS_COLUMNS;
+            const int64_t b = column / WORDS_COLUMNS;
             const uint32_t *words = (const uint32_t *)m->part[0];
             words += awq ? column * across + o / NUMBERS_A_WORD : column / NUMBERS_A_WORD * across + o;
-            const struct piece piece = {words, across, count, each, (const uint32_t(*)[PAIRS])(pairs[b][0] + within / 2)};
+            const struct piece piece = {words, across, count, each, pairs + column / 2, all * PAIRS};
             __m512i sums[MOST_WIDE * SUMS];
             sum_inputs(&piece, sums, inputs, awq);
             if (column % m->group == 0)
