@@ -90,6 +90,7 @@ def decisions(
     gpu: bool = False,
     prefill_chunk_tokens: int = 1 << 20,
     experts: ExpertSlots | None = None,
+    ffn_slots: int = 0,
 ) -> Decisions:
     """Decisions written down by hand, for runs whose plan is not the point."""
     return Decisions(
@@ -97,7 +98,7 @@ def decisions(
             policy=policy,
             embedding=embedding,
             head_blocks=head_blocks,
-            vram=VramWeights(ResidentUnits(*resident), slots if gpu else 0, vram_distance if gpu else 0),
+            vram=VramWeights(ResidentUnits(*resident), slots if gpu else 0, vram_distance if gpu else 0, ffn_slots),
             dram=DramWeights(cap, hwm, distance, cap if policy is CachePolicy.pinned else 0),
             ssd=SsdReads(1 << 18, 2, 1 << 20),
             h2d=H2dCopies(1 << 16, 2),

@@ -75,7 +75,8 @@ def _neutral(hardware: HardwareProfile, model: ModelSpec, workload: Workload, fo
     cap = force.cap_layers if force.cap_layers is not None else max(0, min(wish for wish in wishes if wish is not None))
     hwm = max(cap + low, min(cap + high, force.prefetch_distance or 0))
     ssd = ssd_menu(hardware, model, force)[0]
-    slots = max(MENUS.ring_slots[0], (force.vram_prefetch_distance or 0) + LIMITS.ring_margin) if gpu else 0
+    distance, ffn = force.vram_prefetch_distance or 0, force.vram_ffn_slots or 0
+    slots = max(MENUS.ring_slots[0], distance + LIMITS.ring_margin, ffn + 1) if gpu else 0
     page = force.page_tokens if force.page_tokens in LIMITS.page_tokens else LIMITS.page_tokens[0]
     batch = workload.batch or 1
     pages = model.layers * pool_pages(workload, batch, page)

@@ -83,7 +83,8 @@ def shortages(problem: Problem, only: Collection[Tier] = tuple(Tier)) -> dict[Ti
             elastic.add(elastic.slack[tier] == 0)
     if not elastic.minimise(pulp.lpSum(getattr(SLACK_WEIGHTS, tier) * slack for tier, slack in elastic.slack.items())):
         return None
-    return {tier: math.ceil(slack.value() * MB) for tier, slack in elastic.slack.items() if slack.value() > 1e-6}
+    lacks = {tier: slack.value() for tier, slack in elastic.slack.items() if slack.value() > 1e-6}
+    return {tier: math.ceil(round(mb * MB, 1)) for tier, mb in lacks.items()}  # a whole number may come as a bit more
 
 
 def raised(problem: Problem, short_of: dict[Tier, int]) -> Mend:

@@ -57,6 +57,8 @@ class Preferences:
     """A prefill whose launches take the host more than ``hurry`` of the time. A host that was probed at 0.7 ms a layer took 1.2 later,
     for minutes, and launched prompts 30 to 61 ms where recorded ones took 31 (docs/log.md, 2026-11-28)."""
     hurry: float = 0.5
+    one_ffn_slot: float = 0.015
+    """One slot of the ring for FFN units, as a share of the least time: prompts wait for it, and so does the first token."""
     parts: float = 0.02
     """One more pass for each prompt of a server, whose first token comes as much later. Larger passes take memory for activations alone."""
     headroom: float = 0.2
@@ -133,7 +135,8 @@ def nearest_first(question: Question, like: Decisions) -> Decisions | None:
     check_request(q.hardware, q.model, q.workload, q.force)
     force = q.force.but(prefill_chunk_tokens=q.force.prefill_chunk_tokens or like.prefill_chunk_tokens)
     if q.hardware.gpu:
-        force = force.but(vram_slots=like.weights.vram.slots if like.weights.host.count else ring_menu(force)[0])
+        ring = like.weights.vram if like.weights.host.count or like.weights.vram.ffn_slots else ring_menu(force)[0]
+        force = force.but(vram_slots=ring.slots, vram_ffn_slots=ring.ffn_slots)
     if q.hardware.gpu and like.experts is not None:
         force = force.but(expert_host=like.experts.host)
     if not like.weights.host.head:
@@ -227,7 +230,12 @@ def _for_cold_prompts(problem: Problem) -> Problem:
 
 def _seconds(program: Formulation) -> float | None:
     p = program.problem
-    return with_wait(p.workload, p.batch, pulp.value(program.total_t) * program.tick_s) if program.minimise(program.total_t) else None
+    if not program.minimise(program.total_t):
+        return None
+    if program.takes_one_ffn_slot:
+        least_t = pulp.value(program.total_t)
+        program.minimise(program.total_t + PREFERENCES.one_ffn_slot * least_t * program.one_ffn_slot)
+    return with_wait(p.workload, p.batch, pulp.value(program.total_t) * program.tick_s)
 
 
 def _least_memory(program: Formulation) -> Decisions:
@@ -237,6 +245,8 @@ def _least_memory(program: Formulation) -> Decisions:
     """
     p = program.problem
     best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
+    if not isinstance(program.one_ffn_slot, int):
+        program.add(program.one_ffn_slot == int(program.takes_one_ffn_slot))
     if p.workload.objective is Objective.ttft:
         program.add(program.whole_prefill_t <= pulp.value(program.whole_prefill_t) * slower)
         if not program.minimise(program.whole_step_t):

@@ -75,7 +75,7 @@ def test_units_are_compared_by_kind_and_by_layers_where_they_differ(plan: Plan) 
 
 
 def test_a_broken_plan_is_named_since_its_prediction_is_old(plan: Plan) -> None:
-    broken = replace(plan, decisions=Force(cap_layers=24).apply(plan.decisions, 24))
+    broken = replace(plan, decisions=Force(cap_layers=22).apply(plan.decisions, 24))
     found = compare(plan, broken)
     assert found.broken_a == () and "DRAM: the plan needs" in found.broken_b[0]
 

@@ -291,7 +291,8 @@ def test_an_edited_plan_is_told_what_it_lost_and_which_decision_costs_it() -> No
     assert "slower than what the program answers here" in said and "planner diff" in said and "as in the plan" in said
 
 
-IN_DOUBT = read_question(SolveConfig(preset("rtx5080"), model_preset("llama70b"), WorkloadConfig("chat"))).question
+CHAT = read_question(SolveConfig(preset("rtx5080"), model_preset("llama70b"), WorkloadConfig("chat"))).question
+IN_DOUBT = CHAT.on(replace(CHAT.hardware, dram_bytes=120 * GB))
 """Where the fastest plan waits for the SSD as long as for copies, by a datasheet's rates."""
 
 
@@ -317,7 +318,7 @@ def test_the_fastest_plan_is_told_that_the_program_would_take_the_simple_one() -
 
 
 def test_a_plan_that_breaks_a_rule_is_told_so_and_the_best_one_is_explained() -> None:
-    given = edited(SSD_BOUND, cap_layers=24)
+    given = edited(SSD_BOUND, cap_layers=22)
     found = explain(question_of(given), given, 0.1)
     assert found.broken and "DRAM: the plan needs" in found.broken[0] and found.plan == found.own
     assert "This plan breaks a rule" in said_by(print_explanation, found)

@@ -132,7 +132,7 @@ def test_a_pass_of_more_rows_streams_all_blocks():
     ids=["slow CPU", "slow together", "slow hops", "no recorded steps", "SSD passes", "states", "all stays"],
 )
 def test_the_card_computes_all_of_the_head_where_the_cpu_gains_nothing(h: HardwareProfile, m: ModelSpec):
-    made = solve(h, m, work(new_tokens=16))
+    made = solve(h, m, work(new_tokens=16), Force(vram_ffn_slots=0))
     assert made.weights.host.head == 0
     forced = replace(made, weights=replace(made.weights, host=replace(made.weights.host, head=2, rows=16)))
     w = work(new_tokens=16)

@@ -13,7 +13,7 @@ from penstock.planner.common.timeline.spans import CPU, H2D
 from penstock.planner.contract.checkpoint.ffn_activation import ffn_activation
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.placement import Unit, place
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Dtype
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -268,14 +268,16 @@ def test_where_an_ffn_is_copied_long_three_units_of_attention_have_slots():
     m, w = replace(model(24), ffn_activation="silu"), work(new_tokens=16)
     link = replace(gpu(layer_kernels_s=8e-5), h2d=Curve(((MB, 26.0), (256 * MB, 26.0))))
     h = machine(gpu=link, **slow)
-    took = []
-    for force in (Force(), Force(vram_slots=4)):
+    halves = Force(vram_ffn_slots=0)
+    took, attention = [], []
+    for force in (Force(), halves, Force(vram_slots=4)):
         made = solve(h, m, w, force)
         assert made.weights.host.ffn > 8
+        attention.append(place(m, made.weights, True).ring_classes["attn"][0])
         took.append(Told(Simulation(Plan(h, m, w, made, predict(h, m, w, made))).run()).figures["decode_s_per_token"])
-    assert solve(h, m, w).weights.vram.slots == 5 and took[0] < 0.97 * took[1]
+    assert attention == [3, 3, 2] and took[0] < 0.99 * took[1] and took[1] < 0.97 * took[2]
     quick = replace(link, h2d=Curve(((MB, 55.0), (256 * MB, 55.0))))
-    assert solve(machine(gpu=quick, **slow), m, w).weights.vram.slots == 4
+    assert solve(machine(gpu=quick, **slow), m, w, halves).weights.vram.slots == 4
 
 
 def test_the_bus_carries_what_the_cpu_reads_of_the_models_own_format():

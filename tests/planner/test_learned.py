@@ -240,6 +240,7 @@ def known_within(share: float, question: Question) -> Question:
 def test_a_plan_that_a_slower_drive_would_undo_gives_way_to_the_simple_one() -> None:
     """It reads the SSD for as long as it copies, which saves some memory and no time."""
     question = chat("rtx5080", "llama70b")
+    question = question.on(replace(question.hardware, dram_bytes=120 * GB))
     found = choose(question)
     fastest = choose(known_within(0.0, question))
     assert found.left is not None and found.decisions == nearest_first(question, fastest.decisions)
@@ -247,7 +248,7 @@ def test_a_plan_that_a_slower_drive_would_undo_gives_way_to_the_simple_one() -> 
     for factor in (1.0, 1.5):
         drive = slowed(question.hardware, {Figure.ssd: factor})
         simple, other = (predict(drive, question.model, question.workload, d).total_s for d in (found.decisions, fastest.decisions))
-        assert simple <= other * 1.005 and (factor == 1.0 or simple < 0.75 * other)
+        assert simple <= other * 1.005 and (factor == 1.0 or simple < 0.9 * other)
     (note,) = answer(question).notes
     assert note.startswith("the simple plan (each tier filled, nearest first)")
 

@@ -123,7 +123,7 @@ def test_the_file_has_the_promised_shape(plan: Plan, tmp_path: Path) -> None:
     data = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert data["penstock"] == 2
     assert set(data["weights"]) >= {"policy", "vram", "dram", "ssd", "h2d"}
-    assert set(data["weights"]["vram"]) == {"resident_units", "slots", "prefetch_distance"}
+    assert set(data["weights"]["vram"]) == {"resident_units", "slots", "prefetch_distance", "ffn_slots"}
     assert set(data["weights"]["dram"]) == {"cap_layers", "hwm_layers", "prefetch_distance", "resident_layers"}
     assert set(data["weights"]["ssd"]) == {"block_bytes", "queue_depth", "staging_bytes"}
     assert set(data["weights"]["h2d"]) == {"chunk_bytes", "in_flight"}

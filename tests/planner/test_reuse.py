@@ -106,7 +106,7 @@ def test_what_comes_back_passes_the_bus_once_a_link_and_twice_where_dram_is_copi
 
 def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
     hardware = machine(vram=GB, dram=64 * GB, gpu=gpu(dense_tflops=1e6, attention_tflops=1e6, memory_gbps=1e6))
-    plan = plan_of(hardware, model(16), work(**SHARED, objective=Objective.latency))
+    plan = plan_of(hardware, model(16), work(**SHARED, objective=Objective.latency), Force(vram_ffn_slots=0))
     assert plan.prediction.bottleneck_prefill == "h2d" and plan.decisions.prefill_chunk_tokens == 2000
     assert (plan.break_even.vram, plan.break_even.dram, plan.break_even.ssd) == (None, None, None)
     assert plan.decisions.kv.reuse == KvReuse() and plan.prediction.restored_tokens == 0
@@ -115,7 +115,7 @@ def test_where_the_link_binds_a_prefill_of_one_pass_nothing_is_restored():
 def test_whole_passes_over_streamed_weights_are_saved():
     hardware = machine(vram=GB, dram=64 * GB, gpu=gpu(dense_tflops=1e6, attention_tflops=1e6, memory_gbps=1e6))
     m = model(16)
-    plan = plan_of(hardware, m, work(**SHARED), Force(prefill_chunk_tokens=400, page_tokens=64))
+    plan = plan_of(hardware, m, work(**SHARED), Force(prefill_chunk_tokens=400, page_tokens=64, vram_ffn_slots=0))
     assert plan.break_even.dram == 448, "seven pages leave four passes of five"
     assert plan.prediction.restored_tokens == 1600
     none = predict(hardware, m, plan.workload, keep(plan.decisions))

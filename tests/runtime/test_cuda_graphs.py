@@ -35,13 +35,16 @@ PLACES = {
     "all streams": {"resident": (0, 0, 0), "head_blocks": 3, **STAYS},
     "one streams": {"resident": (6, 5, 1), **STAYS},
     "many slots": {"resident": (1, 1, 0), "slots": 8, "vram_distance": 6, **STAYS},
+    "one slot for FFN": {"resident": (2, 1, 0), "head_blocks": 3, "ffn_slots": 1, **STAYS},
     "some on the CPU": {"resident": (3, 1, 1), **STAYS},
+    "one slot for FFN, and some on the CPU": {"resident": (3, 1, 0), "head_blocks": 3, "ffn_slots": 1, **STAYS},
     "some of the head on the CPU": {"resident": (3, 3, 1), "head_blocks": 4, **STAYS},
     "all of the head on the CPU": {"resident": (3, 3, 0), "head_blocks": 3, **STAYS},
 }
 NONE = HostUnits()
 ON_CPU = {
     "some on the CPU": HostUnits(ffn=3, rows=4),
+    "one slot for FFN, and some on the CPU": HostUnits(ffn=3, rows=4),
     "some of the head on the CPU": HostUnits(ffn=1, rows=4, head=2),
     "all of the head on the CPU": HostUnits(ffn=0, rows=4, head=3),
 }

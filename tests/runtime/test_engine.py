@@ -34,6 +34,7 @@ THREE_TIERS = {
     "some resident": {"resident": (3, 2, 0), "embedding": Tier.vram},
     "head in blocks": {"resident": (1, 4, 1), "head_blocks": 3, "slots": 6, "vram_distance": 3},
     "only attention resident": {"resident": (6, 0, 0), "slots": 4},
+    "one slot for FFN": {"resident": (2, 1, 0), "head_blocks": 3, "ffn_slots": 1},
     "rolling": {"policy": CachePolicy.rolling, "cap": 1, "hwm": 4, "distance": 3, "resident": (1, 1, 1)},
     "all in VRAM": {"resident": (6, 6, 1), "embedding": Tier.vram, "cap": 0, "hwm": 3, "distance": 0},
 }

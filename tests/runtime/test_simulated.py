@@ -59,7 +59,7 @@ def plans(draw: st.DrawFn) -> Callable[[Path, bool], Plan]:
     policy = draw(st.sampled_from(CachePolicy))
     resident = draw(st.tuples(st.integers(0, LAYERS), st.integers(0, LAYERS), st.integers(0, 1)))
     slots = draw(st.integers(4, 8))
-    ahead = draw(st.integers(0, slots - 2))
+    ahead, ffn_slots = draw(st.integers(0, slots - 2)), draw(st.integers(0, 2))
     cap = min(cap, LAYERS - min(resident[:2]))
     hwm, distance = min(hwm, cap + 10), max(cap, min(distance, cap + 10, hwm))
     batch = draw(st.integers(1, 2))
@@ -70,7 +70,7 @@ def plans(draw: st.DrawFn) -> Callable[[Path, bool], Plan]:
     def make(checkpoint: Path, gpu: bool) -> Plan:
         made: Decisions = decisions(
             resident=resident if gpu else (0, 0, 0), slots=slots, vram_distance=ahead, cap=cap, hwm=hwm, distance=distance, policy=policy,
-            gpu=gpu, prefill_chunk_tokens=chunk, batch=batch,
+            gpu=gpu, prefill_chunk_tokens=chunk, batch=batch, ffn_slots=ffn_slots if gpu else 0,
         )  # fmt: skip
         return plan_for(checkpoint, made, gpu, work)
 

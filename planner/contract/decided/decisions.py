@@ -63,11 +63,15 @@ class ResidentUnits:
 class VramWeights:
     resident_units: ResidentUnits
     slots: Annotated[int, Decision(lambda s: s.ring_slots, "force.vram_slots", "VRAM ring", "{} slots", weighed=True, card=True)]
-    """Ring slots in VRAM for units that stream; half serve attention units, half FFN units and LM-head blocks."""
+    """Ring slots in VRAM for units that stream."""
     prefetch_distance: Annotated[
         int, Decision(lambda s: s.ring_distance, "force.vram_prefetch_distance", "VRAM ring", "{} units ahead", card=True, aside=True)
     ]
     """Units that may be copied ahead of the one that computes."""
+    ffn_slots: Annotated[
+        int, Decision(lambda s: s.ring_ffn_slots, "force.vram_ffn_slots", "VRAM ring", "{} for FFN", card=True, aside=True)
+    ] = 0
+    """Of the ring's slots, those of FFN units and LM-head blocks where attention units stream, too; 0: half of them."""
 
 
 @dataclass(frozen=True)

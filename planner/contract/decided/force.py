@@ -88,7 +88,8 @@ class Force:
             prefetch_distance=max(w.dram.cap_layers, min(hwm, old.dram.prefetch_distance)),
             resident_layers=w.dram.cap_layers if w.policy is CachePolicy.pinned else 0,
         )
-        vram = replace(w.vram, prefetch_distance=min(old.vram.prefetch_distance, max(0, w.vram.slots - 2)))
+        ffn_slots = w.vram.ffn_slots if self.vram_slots is None or self.vram_ffn_slots is not None else 0
+        vram = replace(w.vram, prefetch_distance=min(old.vram.prefetch_distance, max(0, w.vram.slots - 2)), ffn_slots=ffn_slots)
         unchanged = (w.ssd.block_bytes, w.ssd.queue_depth) == (old.ssd.block_bytes, old.ssd.queue_depth)
         staging = old.ssd.staging_bytes if unchanged else w.ssd.block_bytes * w.ssd.queue_depth
         rows = w.host.rows or (now.batch if w.host.count and self.host_rows is None else 0)

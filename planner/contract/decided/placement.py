@@ -173,6 +173,7 @@ class Placement:
         """Slot class -> (slots, bytes of one slot). ``attn`` and ``ffn``; LM-head blocks use ``ffn`` slots."""
         return ring_classes(
             self.weights.vram.slots,
+            self.weights.vram.ffn_slots,
             max((self.unit_bytes(u) for u in self.streamed_units if u.ring_class == "attn"), default=0),
             max((self.unit_bytes(u) for u in self.streamed_units if u.ring_class == "ffn"), default=0),
         )
@@ -227,11 +228,12 @@ def head_block_bytes(model: ModelSpec, blocks: int) -> int:
     return -(-model.vocab // blocks) * row
 
 
-def ring_classes(slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[int, int]]:
-    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none. An odd one is attention's, which
-    is the smaller."""
+def ring_classes(slots: int, ffn_slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[int, int]]:
+    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none. Of both, FFN has ``ffn_slots``, or
+    half of them where that is 0: an odd one is attention's, which is the smaller."""
     if attn_slot and ffn_slot:
-        return {"attn": (slots - slots // 2, attn_slot), "ffn": (slots // 2, ffn_slot)}
+        ffn = ffn_slots or slots // 2
+        return {"attn": (slots - ffn, attn_slot), "ffn": (ffn, ffn_slot)}
     return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
 
 

@@ -16,11 +16,11 @@ from penstock.planner.contract.experts.expert_slots import kept_at_first
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.head_start import first_pass_bytes, head_start
 from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, shapes_wanted, ssd_items, used_bytes, vram_items
 from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Price, Resource, computing_of
 from penstock.planner.contract.prices.reuse import expected
+from penstock.planner.contract.prices.ring_slots import first_pass_bytes, head_start
 from penstock.planner.contract.prices.routed import Streamed, routed_s
 from penstock.planner.contract.prices.stages import (
     FIXED,

@@ -20,6 +20,7 @@ from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
+from penstock.planner.contract.prices.ring_slots import OneFfnSlot
 from penstock.planner.contract.prices.sizes import kv_layer_bytes
 from penstock.planner.contract.prices.stages import late_read_s, prefill_passes, table_is_far
 
@@ -63,6 +64,8 @@ class Moved:
     """Of these: what a decode step copies."""
     recorded: bool
     """Whether decode steps are."""
+    one_ffn_slot: bool
+    """Whether the ring has one for all FFN units and blocks of the LM head."""
 
     @classmethod
     def of(cls, hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> Moved:
@@ -115,6 +118,7 @@ class Moved:
             step_streamed=step_streamed,
             step_bytes=sum(map(placement.unit_bytes, coming)),
             recorded=is_recorded(hardware, placement, kv),
+            one_ffn_slot=placement.ring_classes.get("ffn", (0, 0))[0] == 1,
         )
 
     def each_pass(self, units: Price, missed: Misses, late: LateExperts) -> Price:
@@ -195,7 +199,11 @@ class Prefill:
 
     def _bill(self, phase: Phase, each_pass: Price, kv: KvPrice, streamed: Mapping[UnitKind, int]) -> Price:
         launched = int(not self.moved.recorded)
-        return phase.bill(each_pass, kv, table_is_far(self.hardware, self.decisions), streamed, launched)
+        bill = phase.bill(each_pass, kv, table_is_far(self.hardware, self.decisions), streamed, launched)
+        if not self.moved.one_ffn_slot:
+            return bill
+        one = OneFfnSlot.of(self.hardware, self.model, phase, self.decisions.weights.head_blocks)
+        return bill + Price(behind=max(0.0, one.held(streamed)), rests=max(0.0, *one.rests(streamed))) * phase.passes
 
     def _passes_s(self, start: int) -> float:
         return prefill_passes(self.workload, self.decisions.prefill_chunk_tokens, start) * self.hardware.pass_s

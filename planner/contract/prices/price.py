@@ -80,10 +80,11 @@ class Price:
     handing: Amount = 0
     """Seconds in which the interpreter waits for what it has handed over to the CPU, and launches nothing."""
     behind: Amount = 0
-    """Seconds of copies for which the card waits when all else is computed: those of the LM head."""
+    """Seconds of copies for which the card waits while nothing else is computed: those of the LM head, or of FFN units in the only slot of
+    their kind."""
     rests: Amount = 0
-    """Seconds in which the link copies nothing, since the ring is full while a pass looks its tokens up, or while the CPU computes the last
-    of the LM head."""
+    """Seconds in which the link copies nothing, since the ring is full: while a pass looks its tokens up, while the CPU computes the last
+    of the LM head, or while the card computes an FFN in the only slot of its kind."""
     late: Mapping[Late, Amount] = field(default_factory=dict)
     """Seconds for which compute waits in its layers for experts that come when their routers have spoken, less what it does meanwhile;
     nothing where that is less than 0."""

@@ -109,6 +109,11 @@ class Setting:
         return Span(max(0, distance) + LIMITS.ring_margin, why=f" with prefetch_distance={distance}", rule=RING)
 
     @property
+    def ring_ffn_slots(self) -> Span:
+        slots = self.weights.vram.slots
+        return Span(0, max(0, slots - 1), why=f" with slots={slots}") if self.gpu else Span(0, 0, why=NO_GPU, rule=NO_RING)
+
+    @property
     def ring_distance(self) -> Span:
         return Span() if self.gpu else Span(0, 0, why=NO_GPU, rule=NO_RING)
 

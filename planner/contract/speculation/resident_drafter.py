@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from penstock.planner.contract.decided.decisions import (
     CachePolicy,
     Decisions,
@@ -10,7 +12,6 @@ from penstock.planner.contract.decided.decisions import (
     KvPages,
     ResidentUnits,
     Tier,
-    VramWeights,
     WeightDecisions,
 )
 from penstock.planner.contract.decided.speculating import MOST_DRAFTS
@@ -42,7 +43,7 @@ def resident(model: ModelSpec, drafted: Decisions, layers: int, gpu: bool) -> De
         policy=CachePolicy.pinned,
         embedding=Tier.vram if gpu and model.tied else Tier.dram,  # a step gathers a row of it: not worth its VRAM
         head_blocks=1,
-        vram=VramWeights(ResidentUnits(here, here, 1) if gpu else ResidentUnits(0, 0, 0), old.vram.slots, old.vram.prefetch_distance),
+        vram=replace(old.vram, resident_units=ResidentUnits(here, here, 1) if gpu else ResidentUnits(0, 0, 0)),
         dram=DramWeights(cap, cap + headroom, cap + headroom, cap),
         ssd=old.ssd,
         h2d=old.h2d,

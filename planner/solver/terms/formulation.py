@@ -8,6 +8,7 @@ are resident; in traffic as the mean. That is exact for uniform models and safe 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product, zip_longest
 
 import pulp
@@ -18,21 +19,22 @@ from penstock.planner.contract.decided.recording import can_record, records_whol
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, staged_experts_bytes, vram_items
-from penstock.planner.contract.prices.phase import decode_phase, units_computed
+from penstock.planner.contract.prices.phase import Phase, decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.reuse import kept_set
+from penstock.planner.contract.prices.ring_slots import OneFfnSlot
 from penstock.planner.contract.prices.routed import Streamed
 from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.expert_terms import ExpertTerms
 from penstock.planner.solver.terms.host_kv_terms import HostKvTerms
-from penstock.planner.solver.terms.host_terms import HostTerms, wide_ring
+from penstock.planner.solver.terms.host_terms import HostTerms, wider
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
 from penstock.planner.solver.terms.linear import MB, LinearProgram
-from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ring_menu, ring_menu_beside, ssd_menu
+from penstock.planner.solver.terms.menu import NO_RING, RingChoice, chunk_menu, one_ffn_ring, pass_menu, ring_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
 
@@ -58,7 +60,7 @@ class Formulation(LinearProgram):
         (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
         kept = kept_set(p.workload, self.page.page_tokens)
         self.pass_choices = pass_menu(p, kept)
-        self.ring_choices = (ring_menu_beside if wide_ring(p) else ring_menu)(p.force) if self.gpu else [0]
+        self.ring_choices = ring_menu(p.force, wider(p)) if self.gpu else [NO_RING]
         self._choose()
         self._residents()
         self._dram_cache()
@@ -81,8 +83,13 @@ class Formulation(LinearProgram):
         self.ffn = self.integer("ffn", most if self._routers_stay() else 0, most, force.resident_ffn)
         self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
         kinds = list(product((0, 1), repeat=3))
-        self.ring_options = [(k, slots) for k in kinds for slots in (self.ring_choices if any(k) else self.ring_choices[:1])]
+        self.ring_options = [(k, ring) for k in kinds for ring in (self.ring_choices if any(k) else self.ring_choices[:1])]
+        if self.gpu:
+            self.ring_options += [(k, ring) for k in kinds if k[0] and any(k[1:]) for ring in one_ffn_ring(self.problem)]
         self.ring_bits = self.bits("ring", len(self.ring_options))
+        rings = zip(self.ring_bits, self.ring_options, strict=True)
+        alone = [bit for bit, (streams, ring) in rings if streams[0] and any(streams[1:]) and ring.ffn == 1]
+        self.one_ffn_slot = pulp.lpSum(alone) if alone else 0
         idle = pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if not any(streams))
         self.ring_busy = 1 - idle if self.gpu else pulp.lpSum([])
         for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
@@ -97,6 +104,11 @@ class Formulation(LinearProgram):
         self.add(self.only_attn_out <= n * (1 - self.attn_heavier))
         self.through_dram = n - self.attn + self.only_ffn_out
 
+    @property
+    def takes_one_ffn_slot(self) -> bool:
+        """Of a program that was minimised: whether FFN units share one slot of the ring, and attention streams, too."""
+        return round(pulp.value(self.one_ffn_slot)) == 1
+
     def _routers_stay(self) -> bool:
         """Whether FFN units are too small to stream, since their experts are units of their own: no larger than any measured copy."""
         model = self.problem.model
@@ -105,11 +117,11 @@ class Formulation(LinearProgram):
     def _streams(self, kind: int) -> pulp.LpAffineExpression:
         return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
 
-    def _ring_bytes(self, streams: tuple[int, ...], slots: int) -> int:
+    def _ring_bytes(self, streams: tuple[int, ...], ring: RingChoice) -> int:
         model = self.problem.model
         attn = streams[0] * model.attn_max
         ffn = max(streams[1] * model.ffn_max, streams[2] * self.block)
-        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(slots, attn, ffn).values())
+        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(ring.slots, ring.ffn_slots, attn, ffn).values())
 
     def _dram_cache(self) -> None:
         """Slots of the DRAM cache, and the layers that pass through them from SSD."""
@@ -191,7 +203,8 @@ class Formulation(LinearProgram):
         far = (1 - self.embed_in_vram) if self.gpu else 0
         self.each_pass = units + self.experts.each_pass(p.batch)
         self.decode_t = self.amount("decode_t")
-        phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms).in_units_of(self.tick_s)
+        step_phase = decode_phase(p.hardware, p.model, p.workload, p.batch, self.head_blocks, p.forms)
+        phase = step_phase.in_units_of(self.tick_s)
         streamed = {
             UnitKind.attn: self.layers - self.attn,
             UnitKind.ffn: self.layers - self.ffn,
@@ -200,7 +213,7 @@ class Formulation(LinearProgram):
         launched = self._launched()
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
         self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
-        if wide_ring(p):
+        if wider(p):
             rings = list(zip(self.ring_bits, self.ring_options, strict=True))
             self.host.widen_ring(rings, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
@@ -208,6 +221,7 @@ class Formulation(LinearProgram):
         kv_of_step = self._step_kv(kv)
         step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
+        self._takes_turns(self.decode_t, step_phase, step, of_step)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
         moving = Streamed(streamed_t, self.step_head_t, self._ahead_t)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), moving, launched):
@@ -226,6 +240,7 @@ class Formulation(LinearProgram):
             all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}
             most = phase.bill(most_units + self.experts.most(phase.rows, phase.late), most_kv, 1, all_stream)
             self._lasts(passes_t, bill, bit, most)
+            self._takes_turns(passes_t, choice.phase, bill, streamed, bit, most)
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch, self.pass_choices[0].chunk_tokens)
         pass_t = p.hardware.pass_s * ticks
         passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
@@ -256,7 +271,7 @@ class Formulation(LinearProgram):
         """Ticks to copy the attention units of which the largest ring has room beyond the one that computes."""
         if not self.gpu:
             return 0.0
-        slots, forced = max(self.ring_choices), self.problem.force.vram_prefetch_distance
+        slots, forced = max(ring.slots for ring in self.ring_choices), self.problem.force.vram_prefetch_distance
         ahead = max(0, slots - LIMITS.ring_margin) if forced is None else forced
         tables = (PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices)
         return ahead * self.ticks_per_s * max(table.copied(self.problem.model.attn_max).of(Resource.h2d) for table in tables)
@@ -314,6 +329,28 @@ class Formulation(LinearProgram):
         for least, high in zip_longest(bill.without(*idle).least(), most.without(*idle).least(), fillvalue=0.0):
             if not isinstance(least, int | float) or least > 0:
                 self.add(phase_t >= least - high * (1 - bit))
+
+    def _takes_turns(
+        self,
+        phase_t: Amount,
+        phase: Phase,
+        bill: Price,
+        streamed: Mapping[UnitKind, Amount],
+        bit: pulp.LpVariable | int = 1,
+        most: Price = NOTHING,
+    ) -> None:
+        """As :meth:`_lasts`, with what link and card wait for each other where the ring has one slot for FFN units."""
+        if isinstance(self.one_ffn_slot, int):
+            return
+        p, otherwise = self.problem, 1 - self.one_ffn_slot
+        one, scale = OneFfnSlot.of(p.hardware, p.model, phase, self.head_blocks), phase.passes * self.ticks_per_s
+        every = {UnitKind.ffn: self.layers, UnitKind.head: self.head_blocks}
+        link, most_link_t = bill.of(Resource.h2d) + bill.rests, most.of(Resource.h2d) + most.rests
+        card, most_card_t = bill.of(Resource.card) + bill.behind, most.of(Resource.card) + most.behind
+        most_rests_t, most_held_t = scale * max(one.rests(every)), scale * one.held(every)
+        for rests in one.rests(streamed):
+            self.add(phase_t >= link + scale * rests - most_rests_t * otherwise - (most_link_t + most_rests_t) * (1 - bit))
+        self.add(phase_t >= card + scale * one.held(streamed) - most_held_t * otherwise - (most_card_t + most_held_t) * (1 - bit))
 
     def _units(self) -> tuple[Price, Price]:
         """All units of weights once, and the most that they can be. A unit is as large as the mean of its kind, and copied at the rate of

@@ -10,10 +10,10 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside, head_rows_timed, host_rows_timed, never_on_host, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
-from penstock.planner.solver.terms.menu import MENUS
+from penstock.planner.solver.terms.menu import MENUS, RingChoice
 from penstock.planner.solver.terms.problem import Problem
 
-Ring = tuple[tuple[int, ...], int]
+Ring = tuple[tuple[int, ...], RingChoice]
 """Whether attention, FFN and LM-head units stream through it, 1 or 0 each, and its slots."""
 
 
@@ -76,24 +76,27 @@ class HostTerms:
         return price + Price({Resource.cpu: held_up_t})
 
     def widen_ring(self, rings: Sequence[tuple[Amount, Ring]], kept: Amount, most: int) -> None:
-        """Of ``rings``, bits and what they stand for, one of :attr:`Menus.beside_slots` or more where both kinds stream. VRAM that keeps
-        none of its ``most`` units, ``kept``, may have no room for that."""
-        enough = [bit for bit, (streams, slots) in rings if slots >= MENUS.beside_slots or not (streams[0] and any(streams[1:]))]
+        """Of ``rings``, bits and what they stand for, one with :attr:`Menus.beside_attention` slots of attention or more where both kinds
+        stream. VRAM that keeps none of its ``most`` units, ``kept``, may have no room for that."""
+        least = MENUS.beside_attention
+        enough = [bit for bit, (streams, ring) in rings if ring.attention >= least or not (streams[0] and any(streams[1:]))]
         bare = self._program.integer("bare", 0, 1)
         self._program.add(kept <= most * (1 - bare))
         self._program.add(self.any <= sum(enough) + bare)
 
 
-def wide_ring(problem: Problem) -> bool:
-    """Whether an FFN is copied so much longer than the CPU, where it may, multiplies by one that its copy keeps attention waiting. A forced
-    ring stays as it is. Of several ranks each link copies the fewer units."""
+def wider(problem: Problem) -> tuple[int, ...]:
+    """Slots of the smallest ring with :attr:`Menus.beside_attention` of attention, where one is needed: an FFN is copied so much longer
+    than the CPU, where it may, multiplies by one that its copy keeps attention waiting. A forced ring stays as it is. Of several ranks each
+    link copies the fewer units."""
     p = problem
     if not most_host_units(p) or p.hardware.gpu is None or p.model.dealt is not None or p.force.vram_slots is not None:
-        return False
+        return ()
     beside = Beside.of(p.hardware, p.model, p.batch, p.forms)
     largest = max(p.model.of_kind(UnitKind.ffn), key=lambda unit: unit.stored_bytes)
     copied_s = largest.stored_bytes / p.hardware.gpu.h2d.peak / GB
-    return copied_s > MENUS.beside_slower * beside.alone_s(largest) / beside.rates.beside_h2d
+    slower = copied_s > MENUS.beside_slower * beside.alone_s(largest) / beside.rates.beside_h2d
+    return (2 * MENUS.beside_attention - 1,) if slower else ()
 
 
 def most_host_units(problem: Problem) -> int:

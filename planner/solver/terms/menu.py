@@ -31,9 +31,13 @@ class Menus:
 
     ring_slots: tuple[int, ...] = (4, 6, 8)
     """Two slots a kind copy one unit while another computes; more absorb jitter that the model does not see."""
-    beside_slots: int = 5
-    """The fewest where the CPU computes FFN units, both kinds stream, and an FFN is copied ``beside_slower`` times as long as the CPU
-    multiplies by one: three of attention, two of FFN. The link brings the next layers' attention and an FFN meanwhile, whole units in
+    one_ffn_slots: int = 4
+    """Of a ring in which FFN units have one slot: three of attention. While the card computes an FFN, the link brings the next attention.
+    Where that is all that the link could do meanwhile, the second FFN slot is worth more as a resident: 3.5 % of a step of 8B at 6 GiB,
+    measured on an H100 (docs/log.md, 2026-11-28)."""
+    beside_attention: int = 3
+    """The fewest slots of attention where the CPU computes FFN units, both kinds stream, and an FFN is copied ``beside_slower`` times as
+    long as the CPU multiplies by one. The link brings the next layers' attention and an FFN meanwhile, whole units in
     turns. With two of attention the card waits for the third behind that FFN: 4 to 13 % of a step, simulated (docs/log.md, 2026-11-26)."""
     beside_slower: float = 1.25
     ssd_block_min_bytes: int = 4 * 2**20
@@ -60,6 +64,27 @@ class Menus:
 
 
 MENUS = Menus()
+
+
+@dataclass(frozen=True)
+class RingChoice:
+    """``slots`` of a ring, ``ffn_slots`` of them for FFN units and blocks of the LM head where attention streams, too; 0: half of them."""
+
+    slots: int
+    ffn_slots: int = 0
+
+    @property
+    def ffn(self) -> int:
+        """Slots of these where attention streams, too."""
+        return self.ffn_slots or self.slots // 2
+
+    @property
+    def attention(self) -> int:
+        """Slots of attention beside them."""
+        return self.slots - self.ffn
+
+
+NO_RING = RingChoice(0)
 
 
 @dataclass(frozen=True)
@@ -245,18 +270,24 @@ def served_chunks(workload: Workload, force: Force) -> list[int]:
     return sizes
 
 
-def ring_menu(force: Force) -> list[int]:
-    """Ring slots, enough for a forced prefetch distance."""
+def ring_menu(force: Force, also: tuple[int, ...] = ()) -> list[RingChoice]:
+    """Rings of kinds that have half of the slots each, enough for a forced prefetch distance; of ``also`` so many slots, too."""
     if force.vram_slots is not None:
-        return [force.vram_slots]
+        return [RingChoice(force.vram_slots, force.vram_ffn_slots or 0)]
     least = (force.vram_prefetch_distance or 0) + LIMITS.ring_margin
-    return [slots for slots in MENUS.ring_slots if slots >= least] or [least]
+    ffn = force.vram_ffn_slots or 0
+    menu = sorted(slots for slots in {*MENUS.ring_slots, *also} if slots >= least and slots > ffn) or [max(least, ffn + 1)]
+    return [RingChoice(slots, ffn) for slots in menu]
 
 
-def ring_menu_beside(force: Force) -> list[int]:
-    """The same with :attr:`Menus.beside_slots` among them."""
-    menu = ring_menu(force)
-    return menu if force.vram_slots is not None or menu[0] >= MENUS.beside_slots else sorted({*menu, MENUS.beside_slots})
+def one_ffn_ring(problem: Problem) -> list[RingChoice]:
+    """The ring in which FFN units have one slot, where the program may choose it: none is forced. Several ranks wait for each other with
+    full slots, KV has copies between those of units, and routed experts are no units of the ring."""
+    p, ring = problem, RingChoice(MENUS.one_ffn_slots, 1)
+    forced = p.force.vram_slots is not None or p.force.vram_ffn_slots is not None
+    deep = (p.force.vram_prefetch_distance or 0) + LIMITS.ring_margin > ring.slots
+    others = p.model.dealt is not None or p.model.experts is not None or p.workload.kv_spill
+    return [] if forced or deep or others else [ring]
 
 
 def batch_menu(workload: Workload) -> list[int]:
