@@ -39,7 +39,7 @@ def decisions_of(program: Formulation) -> Decisions:
     p, force = program.problem, program.problem.force
     gpu = program.gpu is not None
     ssd, chunk = _taken(program.ssd_bits, program.ssd_choices), _taken(program.chunk_bits, program.chunk_choices)
-    ring = _taken(program.ring_bits, program.ring_options)[1]
+    ring = program.ring.choice
     distance = max(0, ring.slots - LIMITS.ring_margin) if force.vram_prefetch_distance is None else force.vram_prefetch_distance
     residents = ResidentUnits(_count(program.attn), _count(program.ffn), _count(program.head))
     page = program.page

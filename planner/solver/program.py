@@ -232,9 +232,9 @@ def _seconds(program: Formulation) -> float | None:
     p = program.problem
     if not program.minimise(program.total_t):
         return None
-    if program.takes_one_ffn_slot:
+    if program.ring.takes_one_ffn_slot:
         least_t = pulp.value(program.total_t)
-        program.minimise(program.total_t + PREFERENCES.one_ffn_slot * least_t * program.one_ffn_slot)
+        program.minimise(program.total_t + PREFERENCES.one_ffn_slot * least_t * program.ring.one_ffn_slot)
     return with_wait(p.workload, p.batch, pulp.value(program.total_t) * program.tick_s)
 
 
@@ -245,8 +245,7 @@ def _least_memory(program: Formulation) -> Decisions:
     """
     p = program.problem
     best, slower = pulp.value(program.total_t), 1 + PREFERENCES.slower_at_most
-    if not isinstance(program.one_ffn_slot, int):
-        program.add(program.one_ffn_slot == int(program.takes_one_ffn_slot))
+    program.ring.settle()
     if p.workload.objective is Objective.ttft:
         program.add(program.whole_prefill_t <= pulp.value(program.whole_prefill_t) * slower)
         if not program.minimise(program.whole_step_t):
@@ -263,7 +262,7 @@ def _least_memory(program: Formulation) -> Decisions:
     passes = pulp.lpSum(bit * (PREFERENCES.passes * c.phase.passes * parts_of(c.phase.rows, c.part_tokens)) for bit, c in choices)
     links = program.each_pass.of(Resource.ssd) + program.each_pass.of(Resource.h2d)
     links *= PREFERENCES.traffic * objective_weights(p.workload, p.batch, program.pass_choices[0].chunk_tokens)[1] / best
-    streaming = program.ssd_busy + program.ring_busy + program.experts.copied + program.experts.read
+    streaming = program.ssd_busy + program.ring.busy + program.experts.copied + program.experts.read
     objective = (program.vram_mb + program.dram_mb) * (1 / memory) + program.total_t * (PREFERENCES.time / best)
     slots = PREFERENCES.headroom * program.spare_slots
     beside = PREFERENCES.beside * (program.host.any + program.attention.any)

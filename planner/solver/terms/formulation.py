@@ -8,22 +8,20 @@ are resident; in traffic as the mean. That is exact for uniform models and safe 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import product, zip_longest
+from itertools import zip_longest
 
 import pulp
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
-from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, ring_classes
+from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, staged_experts_bytes, vram_items
-from penstock.planner.contract.prices.phase import Phase, decode_phase, units_computed
+from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.reuse import kept_set
-from penstock.planner.contract.prices.ring_slots import OneFfnSlot
 from penstock.planner.contract.prices.routed import Streamed
 from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
@@ -34,9 +32,10 @@ from penstock.planner.solver.terms.host_terms import HostTerms, wider
 from penstock.planner.solver.terms.kept_terms import KeptTerms
 from penstock.planner.solver.terms.kv_terms import KvTerms
 from penstock.planner.solver.terms.linear import MB, LinearProgram
-from penstock.planner.solver.terms.menu import NO_RING, RingChoice, chunk_menu, one_ffn_ring, pass_menu, ring_menu, ssd_menu
+from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
 from penstock.planner.solver.terms.page_menu import page_menu
 from penstock.planner.solver.terms.problem import Problem
+from penstock.planner.solver.terms.ring_terms import RingTerms
 
 CAPACITY_MARGIN_MB = 4096 / MB
 """Kept free of each capacity for the solver's integrality tolerance; a page is also what capacities are really given in."""
@@ -60,7 +59,6 @@ class Formulation(LinearProgram):
         (self.page,) = page_menu(p.hardware, p.model, p.workload, p.force, p.batch)
         kept = kept_set(p.workload, self.page.page_tokens)
         self.pass_choices = pass_menu(p, kept)
-        self.ring_choices = ring_menu(p.force, wider(p)) if self.gpu else [NO_RING]
         self._choose()
         self._residents()
         self._dram_cache()
@@ -82,18 +80,9 @@ class Formulation(LinearProgram):
         self.attn = self.integer("attn", 0, most, force.resident_attn)
         self.ffn = self.integer("ffn", most if self._routers_stay() else 0, most, force.resident_ffn)
         self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
-        kinds = list(product((0, 1), repeat=3))
-        self.ring_options = [(k, ring) for k in kinds for ring in (self.ring_choices if any(k) else self.ring_choices[:1])]
-        if self.gpu:
-            self.ring_options += [(k, ring) for k in kinds if k[0] and any(k[1:]) for ring in one_ffn_ring(self.problem)]
-        self.ring_bits = self.bits("ring", len(self.ring_options))
-        rings = zip(self.ring_bits, self.ring_options, strict=True)
-        alone = [bit for bit, (streams, ring) in rings if streams[0] and any(streams[1:]) and ring.ffn == 1]
-        self.one_ffn_slot = pulp.lpSum(alone) if alone else 0
-        idle = pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if not any(streams))
-        self.ring_busy = 1 - idle if self.gpu else pulp.lpSum([])
+        self.ring = RingTerms(self, self.problem, h, self.block, wider(self.problem))
         for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
-            streams = self._streams(kind)
+            streams = self.ring.streams(kind)
             self.add(total - count <= total * streams)
             self.add(total - count >= streams)
         self.attn_heavier = self.integer("attn_heavier", 0, 1)
@@ -104,24 +93,10 @@ class Formulation(LinearProgram):
         self.add(self.only_attn_out <= n * (1 - self.attn_heavier))
         self.through_dram = n - self.attn + self.only_ffn_out
 
-    @property
-    def takes_one_ffn_slot(self) -> bool:
-        """Of a program that was minimised: whether FFN units share one slot of the ring, and attention streams, too."""
-        return round(pulp.value(self.one_ffn_slot)) == 1
-
     def _routers_stay(self) -> bool:
         """Whether FFN units are too small to stream, since their experts are units of their own: no larger than any measured copy."""
         model = self.problem.model
         return self.gpu is not None and model.experts is not None and model.ffn_max <= self.gpu.h2d.points[0][0]
-
-    def _streams(self, kind: int) -> pulp.LpAffineExpression:
-        return pulp.lpSum(bit for bit, (streams, _) in zip(self.ring_bits, self.ring_options, strict=True) if streams[kind])
-
-    def _ring_bytes(self, streams: tuple[int, ...], ring: RingChoice) -> int:
-        model = self.problem.model
-        attn = streams[0] * model.attn_max
-        ffn = max(streams[1] * model.ffn_max, streams[2] * self.block)
-        return sum(count * unit_vram_bytes(size) for count, size in ring_classes(ring.slots, ring.ffn_slots, attn, ffn).values())
 
     def _dram_cache(self) -> None:
         """Slots of the DRAM cache, and the layers that pass through them from SSD."""
@@ -154,7 +129,7 @@ class Formulation(LinearProgram):
         self.layer_cache: Amount = 0
         slots = []
         for attn, ffn in ((0, 1), (1, 0), (1, 1)):
-            chosen = pulp.lpSum(b for b, (s, _) in zip(self.ring_bits, self.ring_options, strict=True) if s[:2] == (attn, ffn))
+            chosen = self.ring.both(attn, ffn)
             count = self.amount(f"cache_slots_{attn}{ffn}", n)
             self.add(count <= n * chosen)
             slots.append(count)
@@ -170,7 +145,7 @@ class Formulation(LinearProgram):
         self.embed_in_vram = self.integer("embed_in_vram", 0, 1 if self.gpu else 0, forced)
         if not model.computes_embedding:
             self.add(self.embed_in_vram <= 0)
-        embed, head_streams = model.embed_bytes, self._streams(2)
+        embed, head_streams = model.embed_bytes, self.ring.streams(2)
         if model.tied:
             in_vram, in_dram = self.amount("tied_vram", 1), self.amount("tied_dram", 1)
             self.add(in_vram >= self.embed_in_vram + head_streams - 1)
@@ -214,14 +189,13 @@ class Formulation(LinearProgram):
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
         self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
         if wider(p):
-            rings = list(zip(self.ring_bits, self.ring_options, strict=True))
-            self.host.widen_ring(rings, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
+            self.host.widen_ring(self.ring, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
         kv_of_step = self._step_kv(kv)
         step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
-        self._takes_turns(self.decode_t, step_phase, step, of_step)
+        self.ring.lasts(self.decode_t, step_phase, step, of_step, ticks)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
         moving = Streamed(streamed_t, self.step_head_t, self._ahead_t)
         for routed_t in self.experts.routed_t(step.of(computing_of(p.hardware)), moving, launched):
@@ -233,14 +207,14 @@ class Formulation(LinearProgram):
             self.add(self.kept.pages == found)
         for bit, choice in zip(self.pass_bits, self.pass_choices, strict=True):
             if choice.recorded_tokens:  # recorded kernels read weights where they stay, and K and V beside them
-                self.add(bit <= 1 - self.ring_busy)
+                self.add(bit <= 1 - self.ring.busy)
                 self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * (1 - bit))
             phase = choice.phase.in_units_of(self.tick_s)
             bill = phase.bill(units + self.experts.each_pass(phase.rows, phase.late), kv, far, streamed)
             all_stream = {kind: self.head_blocks if kind is UnitKind.head else self.layers for kind in streamed}
             most = phase.bill(most_units + self.experts.most(phase.rows, phase.late), most_kv, 1, all_stream)
             self._lasts(passes_t, bill, bit, most)
-            self._takes_turns(passes_t, choice.phase, bill, streamed, bit, most)
+            self.ring.lasts(passes_t, choice.phase, bill, streamed, ticks, bit, most)
         prefill_weight, decode_weight = objective_weights(p.workload, p.batch, self.pass_choices[0].chunk_tokens)
         pass_t = p.hardware.pass_s * ticks
         passes = pulp.lpSum(bit * c.phase.passes for bit, c in zip(self.pass_bits, self.pass_choices, strict=True))
@@ -271,7 +245,7 @@ class Formulation(LinearProgram):
         """Ticks to copy the attention units of which the largest ring has room beyond the one that computes."""
         if not self.gpu:
             return 0.0
-        slots, forced = max(ring.slots for ring in self.ring_choices), self.problem.force.vram_prefetch_distance
+        slots, forced = self.ring.most_slots, self.problem.force.vram_prefetch_distance
         ahead = max(0, slots - LIMITS.ring_margin) if forced is None else forced
         tables = (PriceTable(self.problem.hardware, 1, 1, choice.chunk_bytes) for choice in self.chunk_choices)
         return ahead * self.ticks_per_s * max(table.copied(self.problem.model.attn_max).of(Resource.h2d) for table in tables)
@@ -329,28 +303,6 @@ class Formulation(LinearProgram):
         for least, high in zip_longest(bill.without(*idle).least(), most.without(*idle).least(), fillvalue=0.0):
             if not isinstance(least, int | float) or least > 0:
                 self.add(phase_t >= least - high * (1 - bit))
-
-    def _takes_turns(
-        self,
-        phase_t: Amount,
-        phase: Phase,
-        bill: Price,
-        streamed: Mapping[UnitKind, Amount],
-        bit: pulp.LpVariable | int = 1,
-        most: Price = NOTHING,
-    ) -> None:
-        """As :meth:`_lasts`, with what link and card wait for each other where the ring has one slot for FFN units."""
-        if isinstance(self.one_ffn_slot, int):
-            return
-        p, otherwise = self.problem, 1 - self.one_ffn_slot
-        one, scale = OneFfnSlot.of(p.hardware, p.model, phase, self.head_blocks), phase.passes * self.ticks_per_s
-        every = {UnitKind.ffn: self.layers, UnitKind.head: self.head_blocks}
-        link, most_link_t = bill.of(Resource.h2d) + bill.rests, most.of(Resource.h2d) + most.rests
-        card, most_card_t = bill.of(Resource.card) + bill.behind, most.of(Resource.card) + most.behind
-        most_rests_t, most_held_t = scale * max(one.rests(every)), scale * one.held(every)
-        for rests in one.rests(streamed):
-            self.add(phase_t >= link + scale * rests - most_rests_t * otherwise - (most_link_t + most_rests_t) * (1 - bit))
-        self.add(phase_t >= card + scale * one.held(streamed) - most_held_t * otherwise - (most_card_t + most_held_t) * (1 - bit))
 
     def _units(self) -> tuple[Price, Price]:
         """All units of weights once, and the most that they can be. A unit is as large as the mean of its kind, and copied at the rate of
@@ -440,10 +392,10 @@ class Formulation(LinearProgram):
         stay = model.decoded(self.problem.forms.decoded)
         for kind, (count, sizes) in enumerate(((self.attn, stay.attn_bytes), (self.ffn, stay.ffn_bytes))):
             largest, taken = unit_vram_bytes(max(sizes)), sum(map(unit_vram_bytes, sizes))
-            residents += count * largest - (1 - self._streams(kind)) * (self.layers * largest - taken)
+            residents += count * largest - (1 - self.ring.streams(kind)) * (self.layers * largest - taken)
         return Held(
             residents=residents,
-            ring=pulp.lpSum(bit * self._ring_bytes(*option) for bit, option in zip(self.ring_bits, self.ring_options, strict=True)),
+            ring=self.ring.nbytes,
             embedding=self.embedding,
             layer_cache=self.layer_cache,
             staging=pulp.lpSum(bit * c.staging_bytes for bit, c in zip(self.ssd_bits, self.ssd_choices, strict=True)),

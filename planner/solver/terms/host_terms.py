@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.placement import head_block, head_blocks
@@ -10,11 +10,9 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside, head_rows_timed, host_rows_timed, never_on_host, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
-from penstock.planner.solver.terms.menu import MENUS, RingChoice
+from penstock.planner.solver.terms.menu import MENUS
 from penstock.planner.solver.terms.problem import Problem
-
-Ring = tuple[tuple[int, ...], RingChoice]
-"""Whether attention, FFN and LM-head units stream through it, 1 or 0 each, and its slots."""
+from penstock.planner.solver.terms.ring_terms import RingTerms
 
 
 class HostTerms:
@@ -75,14 +73,12 @@ class HostTerms:
         self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))
         return price + Price({Resource.cpu: held_up_t})
 
-    def widen_ring(self, rings: Sequence[tuple[Amount, Ring]], kept: Amount, most: int) -> None:
-        """Of ``rings``, bits and what they stand for, one with :attr:`Menus.beside_attention` slots of attention or more where both kinds
-        stream. VRAM that keeps none of its ``most`` units, ``kept``, may have no room for that."""
-        least = MENUS.beside_attention
-        enough = [bit for bit, (streams, ring) in rings if ring.attention >= least or not (streams[0] and any(streams[1:]))]
+    def widen_ring(self, ring: RingTerms, kept: Amount, most: int) -> None:
+        """``ring`` is one with :attr:`Menus.beside_attention` slots of attention or more where both kinds stream. VRAM that keeps none of
+        its ``most`` units, ``kept``, may have no room for that."""
         bare = self._program.integer("bare", 0, 1)
         self._program.add(kept <= most * (1 - bare))
-        self._program.add(self.any <= sum(enough) + bare)
+        self._program.add(self.any <= ring.wide(MENUS.beside_attention) + bare)
 
 
 def wider(problem: Problem) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -270,7 +270,7 @@ def served_chunks(workload: Workload, force: Force) -> list[int]:
     return sizes
 
 
-def ring_menu(force: Force, also: tuple[int, ...] = ()) -> list[RingChoice]:
+def ring_menu(force: Force, also: Sequence[int] = ()) -> list[RingChoice]:
     """Rings of kinds that have half of the slots each, enough for a forced prefetch distance; of ``also`` so many slots, too."""
     if force.vram_slots is not None:
         return [RingChoice(force.vram_slots, force.vram_ffn_slots or 0)]
