@@ -10,9 +10,9 @@ GiB leave llama.cpp the same share.
 
 Ours, theirs, ours: a line for each run when it ends, rows at the case's end. Of three runs' steps the median counts, of a dense model
 where memory holds both files: on a machine that just began, a first run took 5 to 50 % longer than later ones. llama.cpp is given the
-best of `peer_threads` (half, three quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the budget holds,
-by VRAM that is measured (bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours do: each routing
-has a plan of its own, made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
+best of `peer_threads` (half, three quarters and all of the cores), of `-lm none` and its default, and as many layers in VRAM as the
+budget holds, by VRAM that is measured (bench/llama_side.py). Its steps do not depend on routing, for experts stay where they are. Ours
+do: each routing has a plan of its own, made of routings that an earlier run recorded (bench/hybrid_routed.py). Targets of dense steps:
 
     ours / theirs >= 0.92 * S / L
     S = GB/s of CPU and link together (bench/beside_rates.py)
