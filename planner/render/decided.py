@@ -31,7 +31,9 @@ def decided(plan: Plan) -> Iterator[tuple[str, str, str]]:
             rows.setdefault(one.how.row, []).append((one, value))
     for row, values in rows.items():
         if any(value and value != NOTHING for _, value in values):
-            first, aside = ([_text(one, value) for one, value in values if one.how.aside == back] for back in (False, True))
+            first, aside = (
+                [_text(one, value) for one, value in values if one.how.text and one.how.aside == back] for back in (False, True)
+            )
             yield row, ", ".join(first), ", ".join([*aside, *follows.get(row, ())])
         if row == EXPERTS:
             yield from _kept_experts(plan)
@@ -61,6 +63,9 @@ def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "policy", [f"layers without experts, {nbytes}: {counts.format('')}"]
     else:
         yield "policy", [counts.format(f"layer{'s' * (in_vram != 1)} ")]
+    ring = {name: slots for name, (slots, _) in plan.placement.ring_classes.items()}
+    if len(ring) > 1:
+        yield "VRAM ring", [f"{ring['attn']} for attention, {ring['ffn']} for FFN"]
     yield "SSD reads", [f"{ssd_gbps(plan.hardware, d.weights.ssd.block_bytes, d.weights.ssd.queue_depth):.3g} GB/s"]
     tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
     yield "KV", [f"{d.kv.pages // layers} a layer: {tiers}"]

@@ -15,6 +15,7 @@ from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.render.decided import decided
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.ranks_choice import answer_dealt
@@ -73,6 +74,13 @@ def test_where_copies_of_others_come_between_kinds_share_the_ring_evenly() -> No
     assert solve(HERE, experts, work()).weights.vram.ffn_slots == 0
     dealt = answer_dealt(Question(replace(HERE, devices=(0, 1)), M, work(), ranks=2))
     assert dealt.decisions.weights.vram.ffn_slots == 0
+
+
+def test_a_plan_says_how_many_slots_each_kind_has() -> None:
+    for force, words in ((ONE, "3 for attention, 1 for FFN"), (HALVES, "2 for attention, 2 for FFN"), (Force(resident_attn=24), "")):
+        made = solve(HERE, M, work(), force)
+        rows = {subject: aside for subject, _, aside in decided(Plan(HERE, M, work(), made, predict(HERE, M, work(), made)))}
+        assert ("for FFN" in rows["VRAM ring"]) == bool(words) and words in rows["VRAM ring"]
 
 
 def test_who_forces_the_ring_divides_it() -> None:

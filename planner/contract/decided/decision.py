@@ -21,7 +21,7 @@ class Decision:
     row: str | None = None
     """The row of the table that `planner solve` prints; None: it is shown in no words of its own."""
     text: str = "{}"
-    """Its words there."""
+    """Its words there; empty where what follows from it says more."""
     aside: bool = False
     """Whether these stand behind the others of the row, dimmed."""
     weighed: bool = False

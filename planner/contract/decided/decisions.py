@@ -68,9 +68,7 @@ class VramWeights:
         int, Decision(lambda s: s.ring_distance, "force.vram_prefetch_distance", "VRAM ring", "{} units ahead", card=True, aside=True)
     ]
     """Units that may be copied ahead of the one that computes."""
-    ffn_slots: Annotated[
-        int, Decision(lambda s: s.ring_ffn_slots, "force.vram_ffn_slots", "VRAM ring", "{} for FFN", card=True, aside=True)
-    ] = 0
+    ffn_slots: Annotated[int, Decision(lambda s: s.ring_ffn_slots, "force.vram_ffn_slots", "VRAM ring", "", card=True, aside=True)] = 0
     """Of the ring's slots, those of FFN units and LM-head blocks where attention units stream, too; 0: half of them."""
 
 
