@@ -239,7 +239,8 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
         yield "beside_h2d", min(1.0, median(one.beside / one.alone for one in chosen))
         yield "h2d_beside", min(1.0, median(one.link_beside for one in chosen) / link)
     with closing(HostPool(threads)) as pool:
-        products = {PLAIN[torch.bfloat16]: by_rows(pool, plain, seconds)}
+        one_row = [1, round(median(one.alone for one in chosen), 3)]  # of all rounds, as the share beside copies is
+        products = {PLAIN[torch.bfloat16]: [one_row, *by_rows(pool, plain, seconds)[1:]]}
         del plain
         halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(torch.float16), seconds)}
         yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
