@@ -234,7 +234,8 @@ def _seconds(program: Formulation) -> float | None:
         return None
     if program.ring.takes_one_ffn_slot:
         least_t = pulp.value(program.total_t)
-        program.minimise(program.total_t + PREFERENCES.one_ffn_slot * least_t * program.ring.one_ffn_slot)
+        if not program.minimise(program.total_t + PREFERENCES.one_ffn_slot * least_t * program.ring.one_ffn_slot):
+            raise RuntimeError("the program found a best plan and lost it looking for one with two slots for FFN")
     return with_wait(p.workload, p.batch, pulp.value(program.total_t) * program.tick_s)
 
 

@@ -228,12 +228,18 @@ def head_block_bytes(model: ModelSpec, blocks: int) -> int:
     return -(-model.vocab // blocks) * row
 
 
+def slots_of_both(slots: int, ffn_slots: int) -> tuple[int, int]:
+    """Of ``slots`` those of attention and of FFN, where both stream: FFN has ``ffn_slots``, or half of them where that is 0. An odd one is
+    attention's, which is the smaller."""
+    ffn = ffn_slots or slots // 2
+    return slots - ffn, ffn
+
+
 def ring_classes(slots: int, ffn_slots: int, attn_slot: int, ffn_slot: int) -> dict[str, tuple[int, int]]:
-    """Divide ``slots`` between the kinds that stream; a kind that does not stream (0 bytes) gets none. Of both, FFN has ``ffn_slots``, or
-    half of them where that is 0: an odd one is attention's, which is the smaller."""
+    """Divide ``slots`` between the kinds that stream, as :func:`slots_of_both` has it; a kind that does not stream (0 bytes) gets none."""
     if attn_slot and ffn_slot:
-        ffn = ffn_slots or slots // 2
-        return {"attn": (slots - ffn, attn_slot), "ffn": (ffn, ffn_slot)}
+        attn, ffn = slots_of_both(slots, ffn_slots)
+        return {"attn": (attn, attn_slot), "ffn": (ffn, ffn_slot)}
     return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
 
 

@@ -80,7 +80,8 @@ class Formulation(LinearProgram):
         self.attn = self.integer("attn", 0, most, force.resident_attn)
         self.ffn = self.integer("ffn", most if self._routers_stay() else 0, most, force.resident_ffn)
         self.head = self.integer("head", 0, h if self.gpu else 0, force.resident_head)
-        self.ring = RingTerms(self, self.problem, h, self.block, wider(self.problem))
+        self.wider = wider(self.problem)
+        self.ring = RingTerms(self, self.problem, h, self.block, self.wider)
         for kind, (count, total) in enumerate(((self.attn, n), (self.ffn, n), (self.head, h))):
             streams = self.ring.streams(kind)
             self.add(total - count <= total * streams)
@@ -188,7 +189,7 @@ class Formulation(LinearProgram):
         launched = self._launched()
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
         self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
-        if wider(p):
+        if self.wider:
             self.host.widen_ring(self.ring, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)

@@ -10,7 +10,7 @@ from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, GB, align_up
 from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.force import Force
-from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
+from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, slots_of_both
 from penstock.planner.contract.decided.recording import prompts_never_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -74,14 +74,9 @@ class RingChoice:
     ffn_slots: int = 0
 
     @property
-    def ffn(self) -> int:
-        """Slots of these where attention streams, too."""
-        return self.ffn_slots or self.slots // 2
-
-    @property
-    def attention(self) -> int:
-        """Slots of attention beside them."""
-        return self.slots - self.ffn
+    def of_both(self) -> tuple[int, int]:
+        """Slots of attention and of these, where both stream."""
+        return slots_of_both(self.slots, self.ffn_slots)
 
 
 NO_RING = RingChoice(0)

@@ -35,7 +35,7 @@ class RingTerms:
         self._bits = program.bits("ring", len(self._options))
         self.most_slots = max(ring.slots for ring in rings)
         self.busy = self._those(lambda streams, _: any(streams)) if problem.hardware.gpu else pulp.lpSum([])
-        self.one_ffn_slot = self._those(lambda streams, ring: _both(streams) and ring.ffn == 1)
+        self.one_ffn_slot = self._those(lambda streams, ring: _both(streams) and ring.of_both[1] == 1)
         """Whether FFN units share one slot, and attention streams, too."""
 
     def streams(self, kind: int) -> pulp.LpAffineExpression:
@@ -48,7 +48,7 @@ class RingTerms:
 
     def wide(self, least: int) -> pulp.LpAffineExpression:
         """Whether attention has so many slots, or all."""
-        return self._those(lambda streams, ring: ring.attention >= least or not _both(streams))
+        return self._those(lambda streams, ring: ring.of_both[0] >= least or not _both(streams))
 
     @property
     def nbytes(self) -> pulp.LpAffineExpression:
