@@ -10,6 +10,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=beside.json counts=2 layers=8 steps=12 cpu=true   # and the CPU computes
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 parts=512,256  # in VRAM
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 launched=true
+    python bench/ranks.py work=/dev/shm/penstock out=ring.json counts=1,2 layers=24 ring=4,1  # and one slot of four for FFN units
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
@@ -35,6 +36,9 @@ of these tokens of a part, as nobody solved for: what parts of a prompt cost the
 
 With `launched`, each plan that has a prompt's layers recorded around attention is solved and run once more, with prompts launched kernel
 by kernel. Both beside the first of `counts` are rows.
+
+With `ring` each count is solved and run once more by a ring of so many slots, and of these for FFN units. Its steps and prompts are set
+beside those of the plan as it is solved.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
@@ -79,6 +83,7 @@ KEYS = (
     "rounds",
     "parts",
     "launched",
+    "ring",
 )
 REACHED = {"decode": {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}, "prefill": {count: ">= 0.92" for count in (1, 2, 4)}}
 FASTER = {"decode": {2: ">= 1.85", 4: ">= 2.9"}, "prefill": {2: ">= 1.8", 4: ">= 2.85"}}
@@ -206,6 +211,8 @@ class Ranks:
         if "kept" in self.given:
             yield from self.kept(count)
         yield from self.recorded(count, report)
+        if "ring" in self.given:
+            yield from self.in_ring(count, report)
         if ranks:
             for tokens in filter(None, self.given.get("parts", "").split(",")):
                 yield from self.in_parts(count, tokens, made["prefill_s"])
@@ -226,6 +233,16 @@ class Ranks:
         first = self.first["prefill"]
         yield Row(f"{count} ranks", "prefill launched, x one", first, seconds, "s", first / seconds, "", None, *taken)
         yield from self.launching(f"{count} ranks, launched", launched)
+
+    def in_ring(self, count: int, solved: Mapping[str, Any]) -> Iterator[Row]:
+        """The forced ring, over the ring that the program chose."""
+        slots, ffn = self.given["ring"].split(",")
+        report = self.made(f"ring-{count}", count, [f"force.vram_slots={slots}", f"force.vram_ffn_slots={ffn}"], [])
+        taken = report["measured"]["vram_bytes"] / 1e9, report["measured"]["dram_bytes"] / 1e9
+        for what, key in (("decode", "decode_s_per_token"), ("prefill", "prefill_s")):
+            seconds, before_s = (one["measured"][key] for one in (report, solved))
+            ring = f"{what}: {slots} slots, {ffn} of FFN, over the ring that was solved"
+            yield Row(f"{count} ranks", ring, seconds, before_s, "s", seconds / before_s, "", report["predicted"][key] / seconds, *taken)
 
     def in_parts(self, count: int, tokens: str, solved_s: float) -> Iterator[Row]:
         """The prompt in parts of so many ``tokens``, over the parts that the program chose."""

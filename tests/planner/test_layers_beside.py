@@ -177,7 +177,15 @@ def test_explain_counts_what_the_drafter_takes_and_says_why_layers_are_dealt_so(
 
 
 def test_solve_says_how_many_layers_lie_beside_the_drafter_and_replan_deals_without_it(tmp_path: Path) -> None:
-    keys = ("hardware=h100x2", "model=llama8b", "model.layers=8", "hardware.vram_bytes=4GiB", "speculate=self", "workload.context_tokens=0")
+    keys = (
+        "hardware=h100x2",
+        "model=llama8b",
+        "model.layers=8",
+        "hardware.vram_bytes=4GiB",
+        "speculate=self",
+        "workload.context_tokens=0",
+        "force.vram_ffn_slots=0",
+    )
     done = command("planner", "solve", *keys, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "since the drafter lies there" in done.stdout and "beside the drafter on rank 0" in done.stdout

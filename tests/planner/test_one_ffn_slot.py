@@ -17,10 +17,13 @@ from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
 from penstock.planner.simulate.act import Simulation
+from penstock.planner.simulate.acted import Options
+from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.test_simulate_ranks import BESIDE, with_cpu
 
 LINK = Curve(((MB, 25.0), (256 * MB, 25.0)))
 CARD = gpu(layer_kernels_s=8e-5, h2d=LINK)
@@ -72,8 +75,20 @@ def test_where_copies_of_others_come_between_kinds_share_the_ring_evenly() -> No
     assert solve(HERE, M, work(kv_spill=True)).weights.vram.ffn_slots == 0
     experts = model(16, experts=8)
     assert solve(HERE, experts, work()).weights.vram.ffn_slots == 0
-    dealt = answer_dealt(Question(replace(HERE, devices=(0, 1)), M, work(), ranks=2))
-    assert dealt.decisions.weights.vram.ffn_slots == 0
+
+
+def test_several_ranks_take_it_too_and_not_where_the_cpu_computes_for_them_in_turn() -> None:
+    question = Question(with_cpu(None), BESIDE, work(new_tokens=24), ranks=2)
+    alone = answer_dealt(question)
+    assert [one.placement.ring_classes["ffn"][0] for one in alone.each_rank] == [1, 1]
+    halves = answer_dealt(replace(question, force=HALVES))
+    acted = [RanksSimulation(plan, Options()).run()[0].record for plan in (alone, halves)]
+    seconds = [record.step_ns[-1] / 1e9 for record in acted]
+    assert seconds[0] < 0.97 * seconds[1]
+    assert alone.prediction.decode_s_per_token == pytest.approx(seconds[0], rel=0.05)
+    beside = answer_dealt(replace(question, hardware=with_cpu()))
+    assert any(one.placement.host_units for one in beside.each_rank)
+    assert not any(one.placement.ring_classes["ffn"][0] == 1 for one in beside.each_rank)
 
 
 def test_a_plan_says_how_many_slots_each_kind_has() -> None:

@@ -142,6 +142,8 @@ def test_a_step_takes_as_long_launched_as_recorded_where_hops_do(count: int) -> 
 
 HOST = HostRates(12, {"BF16": Curve(((1, 100.0), (16, 60.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
 """Of the CPU beside cards."""
+HALVES = Force(vram_ffn_slots=0)
+"""What links bring is not less for fewer slots, so the CPU has something to do."""
 BESIDE = replace(model(layers=24, attn=80 * MB, ffn=240 * MB), ffn_activation="silu")
 
 
@@ -158,8 +160,8 @@ HOPS = {"launched": LINKS, "recorded": replace(LINKS, word_hop_s=1.5e-5)}
 @pytest.mark.parametrize("count", [2, 4])
 def test_one_cpu_computes_units_of_all_ranks_in_turn(count: int, bus: float, hops: str) -> None:
     change = {"dram_bus_gbps": bus, "links": HOPS[hops]}
-    plan = answer_dealt(Question(with_cpu(**change), BESIDE, work(new_tokens=24), ranks=count))
-    alone = answer_dealt(Question(with_cpu(None, **change), BESIDE, work(new_tokens=24), ranks=count))
+    plan = answer_dealt(Question(with_cpu(**change), BESIDE, work(new_tokens=24), HALVES, ranks=count))
+    alone = answer_dealt(Question(with_cpu(None, **change), BESIDE, work(new_tokens=24), HALVES, ranks=count))
     acted = as_promised(plan, 0.06, 0.03)
     assert is_recorded(acted[0].plan.hardware, acted[0].plan.placement, acted[0].plan.decisions.kv) is (hops == "recorded")
     units = [one.plan.placement.host_units for one in acted]
@@ -208,7 +210,7 @@ def test_recorded_steps_wait_for_the_cpu_as_long_whatever_launching_takes(count:
 def test_each_rank_streams_alone_by_one_prediction() -> None:
     """Rank 0 judges for all, also where it has no units itself."""
     question = Question(with_cpu(links=HOPS["recorded"]), BESIDE, work(new_tokens=24), ranks=4)
-    plan, none = answer_dealt(question), answer_dealt(replace(question, force=Force(host_ffn=0)))
+    plan, none = answer_dealt(replace(question, force=HALVES)), answer_dealt(replace(question, force=HALVES.but(host_ffn=0)))
     own, alone = schedules_of(plan)
     assert (own.name, alone.name, own.predicted_s) == (OWN, ALONE, plan.prediction.decode_s_per_token)
     assert alone.predicted_s == pytest.approx(none.prediction.decode_s_per_token)
@@ -408,7 +410,7 @@ def test_simulate_tells_of_each_rank(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["ratio"]["decode_s_per_token"] == pytest.approx(1, abs=0.02)
-    assert [row["rank"] for row in told["ranks"]] == [0, 1] and all(row["busy"]["decode"][H2D] > 0.9 for row in told["ranks"])
+    assert [row["rank"] for row in told["ranks"]] == [0, 1] and all(row["busy"]["decode"][H2D] > 0.85 for row in told["ranks"])
     assert told["simulated"]["h2d_bytes_per_token"] == pytest.approx(plan.prediction.h2d_bytes_per_token, rel=0.02)
     said = refusal("planner", "simulate", "plan=two.yaml", "force.vram_slots=6", cwd=tmp_path)
     assert "is for 2 ranks, and `planner simulate` with force works on one alone yet" in said

@@ -51,3 +51,8 @@ class Dealt:
     def counts(self) -> tuple[int, ...]:
         """Of layers, of each rank."""
         return tuple(map(self.owners.count, range(self.count)))
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether a rank's next layer is always as many layers on as there are ranks."""
+        return all(owner == self.owners[at % self.count] for at, owner in enumerate(self.owners))

@@ -189,6 +189,7 @@ class Formulation(LinearProgram):
         launched = self._launched()
         interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
         self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
+        self.host.keep_slots(self.ring)
         if self.wider:
             self.host.widen_ring(self.ring, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)

@@ -73,6 +73,11 @@ class HostTerms:
         self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))
         return price + Price({Resource.cpu: held_up_t})
 
+    def keep_slots(self, ring: RingTerms) -> None:
+        """Several ranks that wait for the CPU in turn do so with full slots: where it computes units, FFN units have more than one."""
+        if self._problem.model.dealt is not None:
+            self._program.add(self.any + ring.one_ffn_slot <= 1)
+
     def widen_ring(self, ring: RingTerms, kept: Amount, most: int) -> None:
         """``ring`` is one with :attr:`Menus.beside_attention` slots of attention or more where both kinds stream. VRAM that keeps none of
         its ``most`` units, ``kept``, may have no room for that."""

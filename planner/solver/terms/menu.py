@@ -276,12 +276,12 @@ def ring_menu(force: Force, also: Sequence[int] = ()) -> list[RingChoice]:
 
 
 def one_ffn_ring(problem: Problem) -> list[RingChoice]:
-    """The ring in which FFN units have one slot, where the program may choose it: none is forced. Several ranks wait for each other with
-    full slots, KV has copies between those of units, and routed experts are no units of the ring."""
+    """The ring in which FFN units have one slot, where the program may choose it: none is forced. KV has copies between those of units,
+    routed experts are no units of the ring, and of a rank with more layers than others some come before their FFN."""
     p, ring = problem, RingChoice(MENUS.one_ffn_slots, 1)
     forced = p.force.vram_slots is not None or p.force.vram_ffn_slots is not None
     deep = (p.force.vram_prefetch_distance or 0) + LIMITS.ring_margin > ring.slots
-    others = p.model.dealt is not None or p.model.experts is not None or p.workload.kv_spill
+    others = p.model.experts is not None or p.workload.kv_spill or not (p.model.dealt is None or p.model.dealt.in_turns)
     return [] if forced or deep or others else [ring]
 
 
