@@ -56,6 +56,8 @@ PROGRAMS = ("llama-bench", "llama-batched-bench")
 LEAST_SHARE = 0.92
 """Of what the faster memory would give."""
 PREFILL_STEPS = 2
+THEIR_STEPS = 24
+"""Of llama.cpp at most: its steps do not change as a run goes on. Ours may, by what they take (docs/hybrid.md)."""
 MOST_DRAM = 0.85
 """Of the memory, that both sides' files and what one of them loads may take."""
 
@@ -98,7 +100,7 @@ class BesideLlama:
             config = json.loads((checkpoint / "config.json").read_text())
             model = dense_gguf(config, "BF16", "BF16") if form == "bf16" else dense_gguf(config, "Q4_0", "Q6_K")
             with self._theirs(model, f"llama-{form}.gguf", vram, checkpoint, lambda: h.checkpoint(form)) as side:
-                theirs = side.step(h.steps)
+                theirs = side.step(min(h.steps, THEIR_STEPS))
                 if checkpoint.exists():
                     steps.append(self._ours(step, checkpoint))
                 prefilled = side.prefill(theirs.threads, prompt) if prompt else None
@@ -118,7 +120,7 @@ class BesideLlama:
             runs = {size: [self._ours(plan, checkpoint)] for size, plan in plans.items()}
             model = dense_gguf(json.loads((checkpoint / "config.json").read_text()))
             with self._theirs(model, "llama-batch.gguf", vram, checkpoint, h.checkpoint) as side:
-                theirs = side.batches(sizes, SHORT, h.steps)
+                theirs = side.batches(sizes, SHORT, min(h.steps, THEIR_STEPS))
             for size, plan in plans.items():
                 runs[size].append(self._ours(plan, checkpoint))
                 yield self._over(f"batch {size}", Point(plan, runs[size]), theirs[size], ">= 1")
@@ -132,7 +134,7 @@ class BesideLlama:
             plan = self._plan("llama-mixtral", path, vram)
             runs = [self._routed(plan, path, 0)]
             with self._theirs(mixtral_gguf(json.loads((path / "config.json").read_text())), "llama-mixtral.gguf", vram, path, make) as side:
-                theirs = side.step(h.steps)
+                theirs = side.step(min(h.steps, THEIR_STEPS))
             runs += [self._routed(plan, path, seed) for seed in (1, 2)]
             yield self._routed_row("Mixtral, random routing", plan, runs, theirs, ">= 0.9")
             traces = h.bench.work / "mixtral-traces"
@@ -152,7 +154,7 @@ class BesideLlama:
             runs = [self._routed(plan, path, 0)]
             model = gpt_oss_gguf(json.loads((path / "config.json").read_text()))
             with self._theirs(model, "llama-gpt-oss.gguf", vram, path, h.gpt_oss_files) as side:
-                theirs = side.step(h.steps)
+                theirs = side.step(min(h.steps, THEIR_STEPS))
             runs += [self._routed(plan, path, seed) for seed in (1, 2)]
             yield self._routed_row("gpt-oss", plan, runs, theirs, ">= 0.9")
 

@@ -8,6 +8,7 @@
 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`: BF16 and INT4 at 2 GiB, beside the plan with none of the
 LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as published. `seventy`: 70B at 16 GiB, for a host of 512 GB.
 `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best.
+`near`: a run that moves a unit between link and CPU by its own steps (take steps=160).
 `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
 checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
 removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's
@@ -289,6 +290,14 @@ class Hybrid:
         predicted = plan.predicted("decode_s_per_token", plan.step_s)
         return self.row(f"{case} over streaming alone", what, *rates, "tok/s", target, plan, predicted)
 
+    def near(self) -> Iterator[Row]:
+        """A run that may move a unit between link and CPU by what its steps take, over one that follows the plan alone, in turns."""
+        checkpoint = self.checkpoint()
+        plans = [self.solve(f"near-{units}", checkpoint, f"force.host_near={units}") for units in (1, 0)]
+        moved, alone = self.in_turns(checkpoint, plans)
+        what, predicted = self.where(alone), alone.predicted("decode_s_per_token", alone.step_s)
+        yield self.row("near the plan over the plan", what, 1 / moved.step_s, 1 / alone.step_s, "tok/s", ">= 1", moved, predicted)
+
     def prefill(self) -> Iterator[Row]:
         """2048 tokens as the hybrid plan runs them, over streaming alone."""
         plan, alone = self.both("prefill", self.checkpoint(), prompt=LONG if self.card else SHORT)
@@ -381,7 +390,7 @@ class Hybrid:
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
 
-CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "rows", "seventy", "splits", "two", "crowd")
+CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "rows", "seventy", "splits", "near", "two", "crowd")
 
 
 def parts_gbps(rates: Rates) -> float:

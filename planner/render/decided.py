@@ -10,6 +10,7 @@ from penstock.planner.common.measures import show_bytes
 from penstock.planner.contract.decided.decisions import ResidentForms, Tier
 from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.plan.schedules import near_counts
 from penstock.planner.contract.prices.reuse import held, kept_set
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.planner.render.whereabouts import experts_in, layers_in
@@ -66,6 +67,8 @@ def _follows(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     ring = {name: slots for name, (slots, _) in plan.placement.ring_classes.items()}
     if len(ring) > 1:
         yield "VRAM ring", [f"{ring['attn']} for attention, {ring['ffn']} for FFN"]
+    if counts_near := near_counts(plan):
+        yield "CPU", [f"a run tries {' or '.join(map(str, counts_near))} ffn too"]
     yield "SSD reads", [f"{ssd_gbps(plan.hardware, d.weights.ssd.block_bytes, d.weights.ssd.queue_depth):.3g} GB/s"]
     tiers = ", ".join(f"{d.kv.of(tier)} in {str(tier).upper()}" for tier in Tier if d.kv.of(tier))
     yield "KV", [f"{d.kv.pages // layers} a layer: {tiers}"]

@@ -70,7 +70,7 @@ def decisions_of(program: Formulation) -> Decisions:
 def _host(program: Formulation) -> HostUnits:
     p = program.problem
     ffn, head = (round(pulp.value(program.host.decided[kind])) for kind in (UnitKind.ffn, UnitKind.head))
-    host = HostUnits(ffn, p.force.host_rows or 0, head)
+    host = HostUnits(ffn, p.force.host_rows or 0, head, p.force.host_near or 0)
     if not host.count or p.force.host_rows is not None:
         return host
     return replace(host, rows=most_host_rows(p.hardware, p.model, p.batch, host))

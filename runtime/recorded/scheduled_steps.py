@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from penstock.planner.contract.policy.near_choice import NearChoice
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
@@ -18,7 +19,7 @@ class ScheduledSteps:
     To move takes one fill of the ring's slots.
     """
 
-    def __init__(self, recorded: Mapping[str, ShapedSteps], choice: ScheduleChoice | None, tell: Callable[[str], None]):
+    def __init__(self, recorded: Mapping[str, ShapedSteps], choice: ScheduleChoice | NearChoice | None, tell: Callable[[str], None]):
         self._recorded, self._choice, self._tell = recorded, choice, tell
         self._names = list(recorded)
         self._now = recorded[self._names[0] if choice is None else choice.current.name]

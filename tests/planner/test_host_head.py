@@ -155,7 +155,7 @@ def test_a_plan_with_such_blocks_is_written_read_shown_and_compared(tmp_path):
     plan = planned(TIGHT, M, work(new_tokens=16), host_head=3, host_ffn=8, resident_head=0)
     write_plan(plan, tmp_path / "plan")
     assert read_plan(tmp_path / "plan").decisions == plan.decisions
-    assert "host: {ffn: 8, rows: 16, head: 3}" in (tmp_path / "plan").read_text()
+    assert "host: {ffn: 8, rows: 16, head: 3, near: 0}" in (tmp_path / "plan").read_text()
     row = {subject: (words, aside) for subject, words, aside in decided(plan)}
     assert row["CPU"] == ("8 ffn, 3 head", "up to 16 rows")
 

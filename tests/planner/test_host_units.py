@@ -147,9 +147,9 @@ def test_a_plan_with_host_units_is_written_read_shown_and_compared(tmp_path):
     again = read_plan(tmp_path / "a")
     assert (again.decisions, again.hardware.host, again.model.ffn_activation) == (made, RATES, "silu")
     without = (tmp_path / "b").read_text()
-    assert "host: {ffn: 0, rows: 0, head: 0}" in without
+    assert "host: {ffn: 0, rows: 0, head: 0, near: 0}" in without
     for before in ("", "  host: {ffn: 0, rows: 0}\n"):
-        (tmp_path / "b").write_text(without.replace("  host: {ffn: 0, rows: 0, head: 0}\n", before))
+        (tmp_path / "b").write_text(without.replace("  host: {ffn: 0, rows: 0, head: 0, near: 0}\n", before))
         assert read_plan(tmp_path / "b").decisions == alone, "a plan of a version without the one or the other"
     row = {subject: (words, aside) for subject, words, aside in decided(plans[0])}
     assert row["CPU"] == (f"{made.weights.host.ffn} ffn, 0 head", "up to 16 rows")

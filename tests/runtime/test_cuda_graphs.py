@@ -87,6 +87,18 @@ def test_a_recorded_step_says_what_its_kernels_say(tmp_path: Path, model_type: s
             assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
 
 
+def test_steps_that_try_a_unit_more_and_fewer_on_the_cpu_say_the_same(tmp_path: Path) -> None:
+    checkpoint, where = save_tiny(tmp_path, "llama"), PLACES["some on the CPU"]
+    wanted, _ = generate(checkpoint, graphs=False, **where)
+    found, facts = generate(checkpoint, graphs=True, host=HostUnits(ffn=2, rows=4, near=1), **where)
+    followed = facts["graphs"]["schedules"]["steps"]
+    assert {"the plan's", "1 ffn on the CPU", "3 ffn on the CPU"} <= set(followed) and sum(followed.values()) <= 69
+    for got, want in zip(found, wanted, strict=True):
+        assert got.tokens == want.tokens
+        for a, b in zip(got.logits, want.logits, strict=True):
+            assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+
+
 FULL = """
 import sys
 

@@ -22,6 +22,9 @@ class HostUnits:
 
     head: Annotated[int, Decision(lambda s: s.host_head, "force.host_head", "CPU", "{} head", weighed=True, card=True, placed=True)] = 0
     """Row blocks of the LM head that the CPU computes in decode steps, where they lie in DRAM; 0: the card computes all of them."""
+    near: Annotated[int, Decision(lambda s: s.host_near, "force.host_near", "CPU", "", card=True)] = 0
+    """By how many FFN units more or fewer than ``ffn`` a run tries to have the CPU compute, one at a time: it goes on with what takes its
+    steps less. 0, as it is where nobody forces it: the plan's count stays."""
 
     @property
     def count(self) -> int:

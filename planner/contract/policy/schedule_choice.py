@@ -34,6 +34,8 @@ class Schedule:
     name: str
     """As it is said: `the plan's`, `streaming alone`."""
     predicted_s: float
+    host_ffn: int = 0
+    """FFN units that the CPU computes."""
 
 
 @dataclass

@@ -172,6 +172,11 @@ class Setting:
         return Span(0, outside, why=", the LM head's blocks outside VRAM", rule=HOST)
 
     @property
+    def host_near(self) -> Span:
+        """Of no more units than there are. Without units on the CPU, and for several ranks, which compute in turn, it means nothing."""
+        return Span(0, self.model.layers if self.gpu else 0, why=", the model's layers" if self.gpu else NO_GPU, rule=HOST)
+
+    @property
     def host_rows(self) -> Span:
         host, given = self.weights.host, (self.hardware, self.model, self.decisions)
         if (host.ffn and no_host_units(*given)) or (host.head and no_host_head(*given)):

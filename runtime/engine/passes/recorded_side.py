@@ -10,8 +10,9 @@ from functools import cached_property
 import torch
 from transformers import PreTrainedModel
 
-from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.placement import Placement, Unit, with_host_ffn
 from penstock.planner.contract.plan.schedules import ALONE, OWN
+from penstock.planner.contract.policy.near_choice import choice_of
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
 from penstock.planner.contract.speculation.verify_shapes import VerifyShape
 from penstock.runtime.beside.host_pool import HostPool, pool_here
@@ -25,7 +26,7 @@ from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.graph_steps import GraphSteps, Others
-from penstock.runtime.recorded.host_steps import HostSteps, HostUnit
+from penstock.runtime.recorded.host_steps import HostSteps
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
@@ -80,21 +81,33 @@ class RecordedSide:
         """Steps by the plan's schedule and, where the CPU takes part in it, by streaming alone. Those that verify by the one of both that
         the plan has for their rows."""
         recorded: dict[str, GraphSteps] = {}
-        beside = self._rows in self._beside
+        beside, placement = self._rows in self._beside, self._host.placement
         if beside:
-            recorded[OWN] = self._streaming(OWN, self._host.placement.step_units, self._host_steps(self._rows))
+            recorded[OWN] = self._streaming(OWN, placement.step_units, self._host_steps(self._rows, placement))
         if not beside or recorded[OWN].refused is None:
             alone = ALONE if beside else OWN
-            recorded[alone] = self._streaming(alone, self._host.placement.streamed_units, None)
+            recorded[alone] = self._streaming(alone, placement.streamed_units, None)
+        near = self._near() if len(recorded) > 1 and recorded[ALONE].refused is None else []
+        for one in near:
+            other = with_host_ffn(placement, one.host_ffn)
+            recorded[one.name] = steps = self._streaming(one.name, other.step_units, self._host_steps(self._rows, other))
+            if steps.refused is not None:
+                self._host.options.tell(f"steps with {one.name} are not tried: {steps.refused}")
         if len(recorded) > 1 and recorded[ALONE].refused is None:
             self._hold_to_the_card(recorded)
         able = [name for name, steps in recorded.items() if steps.refused is None] or list(recorded)
         schedules = [one for one in self._host.options.schedules if one.name in able] or [Schedule(name, 1.0) for name in able]
+        near = [one for one in near if one.name in able and OWN in able]
         verify = self._verifying(recorded, ALONE if beside else OWN)
         shaped = {name: ShapedSteps(steps, verify[name]) for name, steps in recorded.items()}
         judges = self._others is None or self._others.leads
-        self.steps = ScheduledSteps(shaped, ScheduleChoice(schedules) if judges else None, self._host.options.tell)
+        self.steps = ScheduledSteps(shaped, choice_of(schedules, near) if judges else None, self._host.options.tell)
         return self.steps
+
+    def _near(self) -> list[Schedule]:
+        """Schedules near the plan's, of an engine that verifies no drafts: those passes follow the plan's or stream alone."""
+        known = {OWN, ALONE}
+        return [] if self._shapes or self._others else [one for one in self._host.options.schedules if one.name not in known]
 
     def _verifying(self, recorded: Mapping[str, GraphSteps], alone: str) -> Mapping[str, Sequence[GraphSteps]]:
         """Schedule -> passes that verify, largest first: with the CPU as far as the plan has it compute so many rows, else streaming."""
@@ -107,7 +120,9 @@ class RecordedSide:
             feed = self._feeds[name]
             graph = CardPass(self._cuda, feed.graph)
             stream = self._card.recorded(graph, feed.stream.units, feed.stream)
-            steps = self._steps(_Feed(graph, stream, feed.turns), self._host_steps(shape.all_tokens) if on_host else None)
+            steps = self._steps(
+                _Feed(graph, stream, feed.turns), self._host_steps(shape.all_tokens, self._host.placement) if on_host else None
+            )
             self._capture(steps, shape.rows, shape.tokens)
             self._verify.append(steps)
             if steps.refused is None:
@@ -116,22 +131,25 @@ class RecordedSide:
         return found
 
     def _hold_to_the_card(self, recorded: dict[str, GraphSteps]) -> None:
-        """Compute one step both ways. Where rounding does not explain the difference, on any rank, streaming alone is left, and the user is
+        """Compute one step each way. Where rounding does not explain a difference, on any rank, streaming alone is left, and the user is
         told."""
-        model, made = self._host.placement.model, list[torch.Tensor]()
+        model, made = self._host.placement.model, dict[str, torch.Tensor]()
+        beside = [name for name, steps in recorded.items() if steps.refused is None and name != ALONE]
 
-        def both(step: Step) -> None:
-            for name in (OWN, ALONE):
-                made.append(recorded[name].run(step).float().cpu())
+        def each(step: Step) -> None:
+            for name in (*beside, ALONE):
+                made[name] = recorded[name].run(step).float().cpu()
                 recorded[name].make_way()
 
-        first_step(self._fed.stepper, [1009 * (k + 1) % model.vocab for k in range(self._rows)], both)
-        why = disagreement(made[0], made[1], model.layers if model.dealt is None else model.dealt.layers)
+        first_step(self._fed.stepper, [1009 * (k + 1) % model.vocab for k in range(self._rows)], each)
+        layers = model.layers if model.dealt is None else model.dealt.layers
+        why = next(filter(None, (disagreement(made[name], made[ALONE], layers) for name in beside)), None)
         if self._others is not None:
             why = self._others.agree(why)
         if why is not None:
             self._host.options.tell(why)
-            recorded.pop(OWN).stop()
+            for name in beside:
+                recorded.pop(name).stop()
         for steps in recorded.values():
             steps.steps = 0  # what a run is told of are its own
 
@@ -188,16 +206,16 @@ class RecordedSide:
         self._captured.append(steps)
         longest_step(self._fed.stepper, rows, self._most_tokens, steps.capture, tokens)
 
-    def _host_steps(self, rows: int) -> HostSteps | None:
-        """The CPU's units, for passes of so many rows; None where all are other ranks'."""
-        if not self._host.placement.host_units:
+    def _host_steps(self, rows: int, placement: Placement) -> HostSteps | None:
+        """The CPU's units by ``placement``, for passes of so many rows; None where all are other ranks'."""
+        if not placement.host_units:
             return None
-        pool, units = self._on_host
-        return HostSteps(pool, units, rows, self._copier, self._host.ledger, in_turn=self._others is not None)
+        units = self._host.units_on_host(self._fed.model, placement.host_units)
+        return HostSteps(self._pool, units, rows, self._copier, self._host.ledger, in_turn=self._others is not None)
 
     @cached_property
-    def _on_host(self) -> tuple[HostPool, Sequence[HostUnit]]:
-        """The threads that compute units, and these."""
+    def _pool(self) -> HostPool:
+        """The threads that compute units."""
         pool = pool_here(self._host.options.host_threads, self._host.options.tell)
         self._stack.callback(pool.close)
-        return pool, self._host.units_on_host(self._fed.model)
+        return pool

@@ -22,7 +22,9 @@ def open_handed(host: HostSide, card: CardSide, copier: CopyDevice, locked: bool
     pool = pool_here(host.options.host_threads, tell)
     stack.callback(pool.close)
     decided = placement.weights.host
-    units = LaunchedUnits(pool, host.units_on_host(model), decided.rows, copier, locked, host.ledger, placement.model.layers, tell)
+    units = LaunchedUnits(
+        pool, host.units_on_host(model, placement.host_units), decided.rows, copier, locked, host.ledger, placement.model.layers, tell
+    )
     ring, steps = card.another_ring(placement.step_units)
     turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), host.dram, copier)
     handed = HandedSteps(decided, units, card.stream, card.ring, steps, ring, turns)

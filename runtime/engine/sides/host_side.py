@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -123,10 +123,10 @@ class HostSide:
             if self.experts is not None:
                 self._reads += self.experts.dram.preload(self.cached)
 
-    def units_on_host(self, model: PreTrainedModel) -> list[HostUnit]:
-        """The units of ``model`` that the CPU computes, where they lie, or will once they have arrived."""
+    def units_on_host(self, model: PreTrainedModel, of: Sequence[Unit]) -> list[HostUnit]:
+        """``of`` the units of ``model``, for the CPU to compute where they lie in DRAM, or will once they have arrived."""
         layers, units, planned = decoder_layers(model), [], self.placement.model
-        for unit in self.placement.host_units:
+        for unit in of:
             tensors = views(self.layouts[unit].tensors, self.dram.stays(unit))
             dtype = getattr(torch, planned.compute_dtype)
             if unit.kind == "head":

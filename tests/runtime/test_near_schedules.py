@@ -1,0 +1,48 @@
+"""Recorded steps that try a unit more and one fewer on the CPU; a card is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.plan.schedules import ALONE, OWN
+from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.engine.passes.sampling import Sampler, Sampling
+from tests.runtime.sessions import CPU, opened
+from tests.runtime.test_head_on_host import BATCH, alike, generated, plan_with, played
+from tests.support import save_tiny
+
+pytestmark = pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler here")
+RESIDENT, LONG = (2, 1, 1), replace(BATCH, max_new_tokens=40, limits=[40, 40, 40])
+
+
+def test_units_that_move_between_link_and_cpu_change_nothing_of_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = save_tiny(tmp_path / "model", "llama")
+    plan = plan_with(checkpoint, RESIDENT, HostUnits(2, 3, 2, near=1))
+    write_plan(plan, tmp_path / "plan.yaml")
+    plan = replace(read_plan(tmp_path / "plan.yaml"), hardware=plan.hardware)
+    with played(monkeypatch) as card:
+        want, _ = generated(plan_with(checkpoint, RESIDENT, HostUnits()), checkpoint, card)
+        got, _ = generated(plan, checkpoint, card)
+        with opened(plan, checkpoint, card, CPU) as session:
+            session.load(LONG)
+            for _ in range(2):
+                session.generate(LONG, Sampler(Sampling(), CPU))
+            steps = session.engine.facts()["graphs"]["schedules"]["steps"]
+    alike(got, want)
+    names = {OWN, "1 ffn on the CPU", "3 ffn on the CPU"}
+    assert names - set(steps) == set() or ALONE in steps, "a played CPU may be slower than the plan's rates have it"
+    assert sum(steps.values()) == 2 * 39
+
+
+def test_a_plan_whose_units_a_user_counted_has_nothing_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = save_tiny(tmp_path / "model", "llama")
+    plan = plan_with(checkpoint, RESIDENT, HostUnits(2, 3, 2))
+    with played(monkeypatch) as card, opened(plan, checkpoint, card, CPU) as session:
+        session.load(BATCH)
+        session.generate(BATCH, Sampler(Sampling(), CPU))
+        assert set(session.engine.facts()["graphs"]["schedules"]["steps"]) <= {OWN, ALONE}
