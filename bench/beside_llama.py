@@ -71,6 +71,7 @@ class BesideLlama:
         self.given, self.dram_bytes = given, int(profile["dram_bytes"])
         self.hybrid = Routed(bench, worker, profile, given)
         self.programs = LlamaPrograms(Path(given["llama"]), self.hybrid.card)
+        self._their_steps = min(self.hybrid.steps, THEIR_STEPS)
         self._most: dict[int, int] = {}
         """id of a plan -> the most VRAM that was measured of its runs."""
         for name in PROGRAMS:
@@ -100,7 +101,7 @@ class BesideLlama:
             config = json.loads((checkpoint / "config.json").read_text())
             model = dense_gguf(config, "BF16", "BF16") if form == "bf16" else dense_gguf(config, "Q4_0", "Q6_K")
             with self._theirs(model, f"llama-{form}.gguf", vram, checkpoint, lambda: h.checkpoint(form)) as side:
-                theirs = side.step(min(h.steps, THEIR_STEPS))
+                theirs = side.step(self._their_steps)
                 if checkpoint.exists():
                     steps.append(self._ours(step, checkpoint))
                 prefilled = side.prefill(theirs.threads, prompt) if prompt else None
@@ -120,7 +121,7 @@ class BesideLlama:
             runs = {size: [self._ours(plan, checkpoint)] for size, plan in plans.items()}
             model = dense_gguf(json.loads((checkpoint / "config.json").read_text()))
             with self._theirs(model, "llama-batch.gguf", vram, checkpoint, h.checkpoint) as side:
-                theirs = side.batches(sizes, SHORT, min(h.steps, THEIR_STEPS))
+                theirs = side.batches(sizes, SHORT, self._their_steps)
             for size, plan in plans.items():
                 runs[size].append(self._ours(plan, checkpoint))
                 yield self._over(f"batch {size}", Point(plan, runs[size]), theirs[size], ">= 1")
@@ -134,7 +135,7 @@ class BesideLlama:
             plan = self._plan("llama-mixtral", path, vram)
             runs = [self._routed(plan, path, 0)]
             with self._theirs(mixtral_gguf(json.loads((path / "config.json").read_text())), "llama-mixtral.gguf", vram, path, make) as side:
-                theirs = side.step(min(h.steps, THEIR_STEPS))
+                theirs = side.step(self._their_steps)
             runs += [self._routed(plan, path, seed) for seed in (1, 2)]
             yield self._routed_row("Mixtral, random routing", plan, runs, theirs, ">= 0.9")
             traces = h.bench.work / "mixtral-traces"
@@ -154,7 +155,7 @@ class BesideLlama:
             runs = [self._routed(plan, path, 0)]
             model = gpt_oss_gguf(json.loads((path / "config.json").read_text()))
             with self._theirs(model, "llama-gpt-oss.gguf", vram, path, h.gpt_oss_files) as side:
-                theirs = side.step(min(h.steps, THEIR_STEPS))
+                theirs = side.step(self._their_steps)
             runs += [self._routed(plan, path, seed) for seed in (1, 2)]
             yield self._routed_row("gpt-oss", plan, runs, theirs, ">= 0.9")
 

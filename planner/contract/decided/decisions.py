@@ -7,7 +7,7 @@ fixes it and its words on the terminal (:class:`Decision`). What it may be is a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -145,6 +145,10 @@ class WeightDecisions:
     h2d: H2dCopies
     forms: ResidentForms = ResidentForms()
     host: HostUnits = HostUnits()
+
+    def with_host_ffn(self, count: int) -> WeightDecisions:
+        """The same with so many FFN units of the CPU's. Units lie where they lay."""
+        return replace(self, host=replace(self.host, ffn=count))
 
 
 @dataclass(frozen=True)

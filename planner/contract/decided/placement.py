@@ -243,12 +243,6 @@ def ring_classes(slots: int, ffn_slots: int, attn_slot: int, ffn_slot: int) -> d
     return {kind: (slots, size) for kind, size in (("attn", attn_slot), ("ffn", ffn_slot)) if size}
 
 
-def with_host_ffn(placement: Placement, count: int) -> Placement:
-    """``placement`` with so many FFN units of the CPU's. Units lie where they lay."""
-    weights = placement.weights
-    return replace(placement, weights=replace(weights, host=replace(weights.host, ffn=count)))
-
-
 @lru_cache(maxsize=64)
 def place(model: ModelSpec, weights: WeightDecisions, gpu: bool) -> Placement:
     """Spread the plan's counts over the layers so that no link waits for a run of the others. Kept for the next time: a plan is predicted

@@ -43,8 +43,7 @@ def launched_singly(plan: Plan) -> Plan:
 
 def beside(plan: Plan, ffn: int) -> Plan:
     """``plan`` of one rank, predicted anew for steps of which the CPU computes so many FFN units. Units lie where they lay."""
-    weights = replace(plan.decisions.weights, host=replace(plan.decisions.weights.host, ffn=ffn))
-    decisions = replace(plan.decisions, weights=weights)
+    decisions = replace(plan.decisions, weights=plan.decisions.weights.with_host_ffn(ffn))
     return replace(plan, decisions=decisions, prediction=predict(plan.hardware, plan.model, plan.workload, decisions))
 
 

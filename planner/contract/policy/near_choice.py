@@ -39,12 +39,7 @@ class NearChoice:
         self._side, self._won, self._vain = 1, 0, 0
         self._last: deque[float] = deque(maxlen=BLOCK)
         self._moved_now = False
-        self._wait, self._since = AGAIN, 0
-
-    @property
-    def schedules(self) -> Sequence[Schedule]:
-        """All of them, the plan's first."""
-        return (self._own, *(one for one in self.ladder if one is not self._own), *self.choice.schedules[1:])
+        self._wait, self._since, self._home_s = AGAIN, 0, 0.0
 
     @property
     def current(self) -> Schedule:

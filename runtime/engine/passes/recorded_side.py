@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel
 
-from penstock.planner.contract.decided.placement import Placement, Unit, with_host_ffn
+from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.plan.schedules import ALONE, OWN
 from penstock.planner.contract.policy.near_choice import choice_of
 from penstock.planner.contract.policy.schedule_choice import Schedule, ScheduleChoice
@@ -26,7 +26,7 @@ from penstock.runtime.model.rows import Step
 from penstock.runtime.recorded.agreement import disagreement
 from penstock.runtime.recorded.card_pass import CardPass
 from penstock.runtime.recorded.graph_steps import GraphSteps, Others
-from penstock.runtime.recorded.host_steps import HostSteps
+from penstock.runtime.recorded.host_steps import HostSteps, HostUnit
 from penstock.runtime.recorded.recorded_stream import RecordedStream
 from penstock.runtime.recorded.scheduled_steps import ScheduledSteps
 from penstock.runtime.recorded.shaped_steps import ShapedSteps
@@ -73,6 +73,7 @@ class RecordedSide:
         self._rows, self._most_tokens, self._shapes, self._beside, self._others = rows, most_tokens, shapes, beside, others
         self._feeds: dict[str, _Feed] = {}
         self._captured: list[GraphSteps] = []
+        self._units: dict[tuple[Unit, ...], Sequence[HostUnit]] = {}
         self._verify: list[GraphSteps] = []
         self._stack = ExitStack()
         self.steps: ScheduledSteps
@@ -89,7 +90,7 @@ class RecordedSide:
             recorded[alone] = self._streaming(alone, placement.streamed_units, None)
         near = self._near() if len(recorded) > 1 and recorded[ALONE].refused is None else []
         for one in near:
-            other = with_host_ffn(placement, one.host_ffn)
+            other = replace(placement, weights=placement.weights.with_host_ffn(one.host_ffn))
             recorded[one.name] = steps = self._streaming(one.name, other.step_units, self._host_steps(self._rows, other))
             if steps.refused is not None:
                 self._host.options.tell(f"steps with {one.name} are not tried: {steps.refused}")
@@ -107,7 +108,7 @@ class RecordedSide:
     def _near(self) -> list[Schedule]:
         """Schedules near the plan's, of an engine that verifies no drafts: those passes follow the plan's or stream alone."""
         known = {OWN, ALONE}
-        return [] if self._shapes or self._others else [one for one in self._host.options.schedules if one.name not in known]
+        return [] if self._shapes or self._others is not None else [one for one in self._host.options.schedules if one.name not in known]
 
     def _verifying(self, recorded: Mapping[str, GraphSteps], alone: str) -> Mapping[str, Sequence[GraphSteps]]:
         """Schedule -> passes that verify, largest first: with the CPU as far as the plan has it compute so many rows, else streaming."""
@@ -210,8 +211,10 @@ class RecordedSide:
         """The CPU's units by ``placement``, for passes of so many rows; None where all are other ranks'."""
         if not placement.host_units:
             return None
-        units = self._host.units_on_host(self._fed.model, placement.host_units)
-        return HostSteps(self._pool, units, rows, self._copier, self._host.ledger, in_turn=self._others is not None)
+        asked = placement.host_units
+        if asked not in self._units:
+            self._units[asked] = self._host.units_on_host(self._fed.model, asked)
+        return HostSteps(self._pool, self._units[asked], rows, self._copier, self._host.ledger, in_turn=self._others is not None)
 
     @cached_property
     def _pool(self) -> HostPool:
