@@ -12,6 +12,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.host_memory import uncached_bytes
 from penstock.planner.common.measures import ALIGN, GB, align_up
 from penstock.planner.probe.dram_rates import Arena, Lock, mlock
 from penstock.planner.probe.gpu_rates import Gpu, host_register
@@ -19,14 +20,13 @@ from penstock.planner.probe.gpu_rates import Gpu, host_register
 if TYPE_CHECKING:
     from penstock.runtime.beside.host_matrix import HostMatrix
 
-ARENA_BYTES = 2 << 30
 ROWS, COLUMNS = 14336, 4096
 """An FFN matrix of an 8B model."""
+LEAST_BYTES = 2 << 30
+"""Of memory that is read and copied."""
 PIECE_BYTES = 64 << 20
 """Read at a time."""
 Pair = tuple[float, float]
-ROTATED_BYTES = 1 << 30
-"""Matrices that take turns, so that no cache holds the next one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ class Busy:
 
 
 def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates:
-    """Each rate for about ``seconds``. Takes 2.1 GB of DRAM and 1.1 GB for each format, one after the other, and gives them back."""
+    """Each rate for about ``seconds``. Takes :func:`uncached_bytes` of DRAM, 2.1 GB at least, and as much for each format, one after the
+    other, and gives them back."""
     import torch
 
     from penstock.runtime.beside.host_pool import HostPool
@@ -112,7 +113,7 @@ def measure_rates(formats: Sequence[str], threads: int, seconds: float) -> Rates
 
 
 def link_rate(threads: int, seconds: float) -> float:
-    """GB/s of copies to the card with the bus idle, for about ``seconds``; 0 without a card. Takes 2.1 GB of DRAM and gives them back."""
+    """GB/s of copies to the card with the bus idle, for about ``seconds``; 0 without a card. Takes as much DRAM and gives it back."""
     import torch
 
     if not torch.cuda.is_available():
@@ -122,7 +123,7 @@ def link_rate(threads: int, seconds: float) -> float:
 
 
 def attention_rates(threads: int, sequences: int, tokens: int, seconds: float) -> tuple[float, float]:
-    """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes 1.1 GB of DRAM."""
+    """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes as much DRAM."""
     from penstock.runtime.beside.host_pool import HostPool
     from penstock.runtime.timed.host_product_times import KvLayers
 
@@ -154,7 +155,7 @@ class _Arena:
     """All zero, faulted in and page-locked."""
 
     def __init__(self, threads: int, lock: Lock):
-        self.arena, self._lock = Arena(ARENA_BYTES, threads), lock
+        self.arena, self._lock = Arena(max(LEAST_BYTES, uncached_bytes()), threads), lock
         self.arena.fault_in()
         self.arena.locked = lock.lock(self.arena.address, self.arena.nbytes) is None
 
@@ -178,7 +179,7 @@ def _matrices(format: str, threads: int) -> list[HostMatrix]:
     if one is None:
         raise UserError(f"{format}: the CPU has no product with it as it is stored; choose a checkpoint in another format")
     each = sum(align_up(part.nbytes, ALIGN) for part in parts.values())
-    count = max(2, ROTATED_BYTES // each)
+    count = max(2, uncached_bytes() // each)
     memory = torch.frombuffer(Arena(count * each + (2 * threads << 21), threads).buffer, dtype=torch.uint8)
     found, at = [], 0
     for _ in range(count):

@@ -3,8 +3,8 @@
     python bench/host_products.py out=host_products.json [threads=1,7,14] [rows=1,4,16] [formats=BF16,INT4-128] [seconds=0.5] [beside=1]
 
 Each pair of a product and its read gets ``seconds``; what is shown is the median of each, in GB/s of stored bytes. Matrices are an 8B
-model's FFN, gate, up and down, and take turns over 1 GB, so that no cache holds the next one. With ``beside=1`` a card's link is kept busy
-by copies to it meanwhile. Thread counts are half of, and the most, that products may have here, where they are not given.
+model's FFN, gate, up and down, and take turns over 1 GB or more, so that no cache holds the next one. With ``beside=1`` a card's link is
+kept busy by copies to it meanwhile. Thread counts are half of, and the most, that products may have here, where they are not given.
 Inputs are BF16, with ``dtype=F16`` F16.
 """
 
@@ -31,6 +31,7 @@ import torch  # noqa: E402
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import machine  # noqa: E402
+from penstock.planner.common.host_memory import uncached_bytes  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
@@ -39,7 +40,6 @@ from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
 from penstock.runtime.timed.decoder_times import parts_of, samples  # noqa: E402
 
 HIDDEN, MIDDLE = 4096, 14336
-TURNS_BYTES = 1 << 30
 COPIED_BYTES = 64 << 20
 TARGET = ">= 0.9"
 LEAST = 5
@@ -59,7 +59,7 @@ def matrix_of(name: str, rows: int, columns: int) -> HostMatrix | None:
 def units_of(name: str, dtype: torch.dtype) -> list[HostFfn]:
     """FFNs in format ``name`` that compute with ``dtype``, more than a cache holds."""
     found: list[HostFfn] = []
-    while not found or len(found) * found[0].bytes < TURNS_BYTES:
+    while not found or len(found) * found[0].bytes < uncached_bytes():
         gate, up, down = matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, HIDDEN, MIDDLE)
         if gate is None or up is None or down is None or not down.takes(dtype):
             return []

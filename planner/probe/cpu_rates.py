@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from penstock.planner.common.host_memory import CACHE_TURNS
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.contract.prices.stages import FIXED
 from penstock.planner.probe.bus_rate import thread_counts
@@ -43,7 +44,7 @@ def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figu
     """The matrix-vector rate at the number of threads that is fastest, that number, and the matrix rate with it; torch keeps it. The arena
     is filled with random weights first.
 
-    ``cache_bytes`` is the last-level cache's size: the weights are rotated so that together they exceed it.
+    ``cache_bytes`` is the last-level cache's size: the weights take turns, and the figure says so where they are not many times as large.
     """
     import torch
     from torch.nn.functional import linear
@@ -65,7 +66,7 @@ def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figu
         took, threads = min(tried)
         torch.set_num_threads(threads)
         weights = len(matrices) * MATVEC_ROWS * MATVEC_COLUMNS * 2
-        cached = "" if weights > 2 * cache_bytes else f"; may be flattered by {show_bytes(cache_bytes)} of cache"
+        cached = "" if weights > CACHE_TURNS // 2 * cache_bytes else f"; may be flattered by {show_bytes(cache_bytes)} of cache"
         rate = MATVEC_ROWS * MATVEC_COLUMNS * 2 / GB / took
         shape = f"{MATVEC_ROWS}x{MATVEC_COLUMNS}"
         yield Figure("cpu.matvec_gbps", rate, f"F.linear, 1 row, {len(matrices)} rotated BF16 {shape}, {threads} threads{cached}")

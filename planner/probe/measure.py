@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.planner.asked.verb_schema import ProbeSettings
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.host_memory import last_level_cache_bytes, memory_facts, usable_cores
+from penstock.planner.common.host_memory import last_level_cache_bytes, memory_facts, uncached_bytes, usable_cores
 from penstock.planner.common.interrupt import import_torch, terminate_as_interrupt
 from penstock.planner.common.measures import show_bytes
 from penstock.planner.common.origins import unmeasured
@@ -80,14 +80,14 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
     """Measure the machine within ``shares`` (by default 60 s in all, 15 s when ``settings.quick``).
 
     ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. ``settings.gpu`` other than 0
-    must be there: UserError. Where 0 is not, the CPU alone is measured. Memory: the
-    arena (2.1 GB, or a quarter of the DRAM that is free), which the SSD is read into as well. On a file system in memory the scratch file
-    takes up to another quarter. Leaves no file behind.
+    must be there: UserError. Where 0 is not, the CPU alone is measured. Memory: the arena, which the SSD is read into as well (2.1 GB, or
+    more where caches are large; a quarter of the DRAM that is free at most), and half of that in processes of their own. On a file system
+    in memory the scratch file takes up to another quarter. Leaves no file behind.
     """
     directory = user_path(settings.path)
     if not directory.is_dir():
         raise UserError(f"probe.path={settings.path} is not a directory; name a directory on the file system that holds the checkpoint")
-    shares = shares or (QUICK if settings.quick else FULL)
+    shares = shares or (QUICK if settings.quick else FULL).holding(uncached_bytes())
     found = Findings(datetime.date.today().isoformat())
     watch = Watch()
     with terminate_as_interrupt(), Meter(shares.total_s) as meter, ExitStack() as held:

@@ -2,7 +2,7 @@
 
     python -m penstock.runtime.timed.decoder_times [seconds=4] [rows=2048]
 
-``rows`` of each matrix on the CPU. Takes up to 256 MiB of DRAM. Ends with one JSON line: for ``cpu`` and, where there is a card,
+``rows`` of each matrix on the CPU. Takes :func:`uncached_bytes` of DRAM. Ends with one JSON line: for ``cpu`` and, where there is a card,
 ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and ``products``, format -> GB/s of stored bytes by a product of one
 row, where a run makes such products unasked.
 """
@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 import torch
 
-from penstock.planner.common.host_memory import last_level_cache_bytes
+from penstock.planner.common.host_memory import uncached_bytes
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
@@ -35,8 +35,8 @@ ROWS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 14336})
 ROTATED = 3
 """Matrices that take turns on a card, so that no cache holds the next one."""
 ALIGNED = 64
-RANDOM_BYTES, MOST_BYTES = 8 << 20, 256 << 20
-"""What matrices of a CPU are made of: so many random bytes, over and over; at most so many, where a larger cache holds them."""
+RANDOM_BYTES, LARGE_BYTES = 8 << 20, 1 << 20
+"""What matrices of a CPU are made of: so many random bytes, over and over; parts from so many on, none of which is drawn for itself."""
 LEAST = 2
 AT_ONCE: Mapping[str, int] = MappingProxyType({"cpu": 1, "cuda": 8})
 """Calls that are timed together: those of a card are short beside waiting for it."""
@@ -91,8 +91,17 @@ def parts_of(shapes: Shapes, device: torch.device) -> dict[str, torch.Tensor]:
     return found
 
 
+def _is_drawn(leaf: str, dtype: torch.dtype) -> bool:
+    """Whether :func:`parts_of` has random bits for it."""
+    return leaf != "scales" and not _is_wide(dtype)
+
+
+def _is_wide(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    if dtype.is_floating_point and dtype.itemsize > 1:
+    if _is_wide(dtype):
         return torch.ones(shape, dtype=dtype, device=device)
     return torch.randint(0, 120, (_nbytes(shape, dtype),), dtype=torch.uint8, device=device).view(dtype).view(shape)
 
@@ -115,15 +124,19 @@ class Stretch:
         return self
 
     def cut(self, shapes: Shapes) -> Parts:
-        """A matrix as :func:`parts_of` makes it, whose largest part lies here. Raises IndexError behind the last that has room."""
-        leaf = max(shapes, key=lambda leaf: _nbytes(*shapes[leaf]))
-        shape, dtype = shapes[leaf]
+        """A matrix as :func:`parts_of` makes it, whose largest part lies here, and others of random bits that are large. Raises IndexError
+        behind the last that has room."""
+        largest = max(shapes, key=lambda leaf: _nbytes(*shapes[leaf]))
+        here = {leaf for leaf, (shape, dtype) in shapes.items() if _is_drawn(leaf, dtype) and _nbytes(shape, dtype) >= LARGE_BYTES}
+        placed = {leaf: self._place(*shapes[leaf]) for leaf in shapes if leaf in here | {largest}}
+        return {**parts_of({leaf: shapes[leaf] for leaf in shapes if leaf not in placed}, self.memory.device), **placed}
+
+    def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         place = self.memory[self._at : self._at + _nbytes(shape, dtype)]
         if place.nbytes < _nbytes(shape, dtype):
             raise IndexError(f"{self.memory.nbytes} bytes have no room for one more matrix at {self._at}")
         self._at += -(-place.nbytes // ALIGNED) * ALIGNED
-        small = {leaf_: given for leaf_, given in shapes.items() if leaf_ != leaf}
-        return {**parts_of(small, self.memory.device), leaf: place.view(dtype).view(shape)}
+        return place.view(dtype).view(shape)
 
     def matrices(self, shapes: Shapes) -> list[Parts]:
         """As many as have room."""
@@ -170,7 +183,7 @@ def _multiplying(device: torch.device) -> Iterator[Callable[[str], Coding]]:
 def rates(device: torch.device, seconds: float, rows: int) -> dict[str, dict[str, float]]:
     """Both rates of every format that runs, of matrices with so many ``rows``, within about ``seconds``."""
     found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
-    stretch = Stretch(min(MOST_BYTES, 2 * last_level_cache_bytes())) if device.type == "cpu" else None
+    stretch = Stretch(uncached_bytes()) if device.type == "cpu" else None
     out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device)
     token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
     known = samples(rows)

@@ -5,9 +5,9 @@
 Ends with one JSON line: ``threads``; ``bus_gbps``, the most that passed, copies included; ``products``, format -> rows of [rows of the
 pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a card ``beside_h2d``,
 the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and ``format_threads``, format ->
-threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.5 GB
-of DRAM, and 64 MiB of the card. Memory is filled once: of a matrix of each format its own bytes at random took longer than all that is
-measured.
+threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.1
+times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. Memory is filled once: of a matrix of each format
+its own bytes at random took longer than all that is measured.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Protocol
 
 import torch
 
+from penstock.planner.common.host_memory import uncached_bytes
 from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import products_unbuilt
@@ -41,8 +42,6 @@ from penstock.runtime.timed.decoder_times import COLUMNS, Stretch, samples
 MATRIX_ROWS = 14336
 """With ``COLUMNS`` the FFN of an 8B model, which is timed as a unit: its last matrix has wider rows than the first two."""
 PASS_ROWS = (1, 2, 4, 8, 16)
-ROTATED_BYTES = 1 << 30
-"""Units that take turns, so that no cache holds the next one."""
 PLAIN: Mapping[torch.dtype, str] = MappingProxyType({torch.bfloat16: "BF16", torch.float16: "F16"})
 """The formats of weights as they are computed with."""
 DRAWN = 4 << 20
@@ -90,7 +89,7 @@ def _matrix(name: str, stretch: Stretch, rows: int, columns: int) -> HostMatrix 
 
 def plain_units(dtype: torch.dtype = torch.bfloat16) -> list[HostFfn]:
     """Weights of ``dtype``, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
-    return units_of(PLAIN[dtype], Stretch(ROTATED_BYTES, torch.randn(DRAWN).to(dtype).view(torch.uint8)), dtype)
+    return units_of(PLAIN[dtype], Stretch(uncached_bytes(), torch.randn(DRAWN).to(dtype).view(torch.uint8)), dtype)
 
 
 class Copying(AbstractContextManager["Copying"], Protocol):
@@ -149,7 +148,7 @@ class KvLayers:
         pool, one = sequences * pages * PAGE, torch.randn(KV_HEADS, DIM, dtype=torch.bfloat16)
         self.nbytes = 2 * sequences * tokens * one.nbytes
         """Of one layer, as a step reads it."""
-        count = max(2, -(-ROTATED_BYTES // self.nbytes))
+        count = max(2, -(-uncached_bytes() // self.nbytes))
         held = 2 * count * pool * one.nbytes
         memory = Arena(held).tensor[:held].view(one.dtype).view(count, 2, pool, *one.shape)  # in large pages, as an engine's
         memory.copy_(one)
@@ -176,21 +175,21 @@ class KvLayers:
         return done * self.nbytes / 1e9 / (time.perf_counter() - begun)
 
 
-def unit_gbps(pool: HostPool, units: Sequence[HostFfn], rows: int, seconds: float) -> float:
-    """Stored bytes a second of units of ``rows`` rows, the next one at every call: by the median. A core that another program had for a
-    moment would halve a rate that is timed for so short."""
-    x = torch.randn(rows, units[0].inputs).to(units[0].dtype)
-    if units[0].dtype is torch.float16:
+def unit_gbps(pool: HostPool, turn: Iterator[HostFfn], rows: int, seconds: float) -> float:
+    """Stored bytes a second of units of ``rows`` rows, the next one of ``turn`` at every call: by the median. A core that another program
+    had for a moment would halve a rate that is timed for so short."""
+    first = next(turn)
+    x = torch.randn(rows, first.inputs).to(first.dtype)
+    if first.dtype is torch.float16:
         x.zero_()  # F16 does not hold what weights of bytes at random make of others, and inputs without an end are slower
-    out = torch.empty(rows, units[0].outputs, dtype=units[0].dtype)
-    turn = cycle(units)
-    pool.ffn(next(turn), x, out)
+    out = torch.empty(rows, first.outputs, dtype=first.dtype)
+    pool.ffn(first, x, out)
     took, end = list[float](), time.perf_counter() + seconds
     while len(took) < LEAST or time.perf_counter() < end:
         begun = time.perf_counter()
         pool.ffn(next(turn), x, out)
         took.append(time.perf_counter() - begun)
-    return units[0].bytes / 1e9 / median(took)
+    return first.bytes / 1e9 / median(took)
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,9 @@ class Tried:
     @classmethod
     def of(cls, units: Sequence[HostFfn], threads: int, seconds: float, device: torch.device | None) -> Tried:
         """Of products with one row of ``units``, within about a third of ``seconds``."""
+        turn = cycle(units)
         with closing(HostPool(threads)) as pool:
-            alone = unit_gbps(pool, units, 1, seconds / 8)
+            alone = unit_gbps(pool, turn, 1, seconds / 8)
             if device is None:
                 return cls(threads, alone, 0.0, alone, 0.0)
             with Copies(device) as copies:
@@ -220,7 +220,7 @@ class Tried:
                 time.sleep(seconds / 16)
                 link = copies.gbps_within(begun, time.perf_counter())
                 begun = time.perf_counter()
-                beside = unit_gbps(pool, units, 1, seconds / 8)
+                beside = unit_gbps(pool, turn, 1, seconds / 8)
                 return cls(threads, alone, link, beside, copies.gbps_within(begun, time.perf_counter()))
 
 
@@ -244,7 +244,7 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
         del plain
         halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(torch.float16), seconds)}
         yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
-    stretch, of_their_own = Stretch(ROTATED_BYTES), dict[str, int]()
+    stretch, of_their_own = Stretch(uncached_bytes()), dict[str, int]()
     end = time.perf_counter() + PATIENCE * seconds
     for name in samples(MATRIX_ROWS):
         if time.perf_counter() < end and (units := units_of(name, stretch)):
@@ -268,19 +268,20 @@ def wanted_threads(units: Sequence[HostFfn], usual: int, most: int, seconds: flo
     nothing more for them; decoding in a few bits does not fill it."""
     if usual == most:
         return usual
-    moved = {}
+    moved, turn = {}, cycle(units)
     with copies() as copied:
         for count in (usual, most):
             with closing(HostPool(count)) as pool:
                 begun = time.perf_counter()
-                gbps = unit_gbps(pool, units, 1, seconds)
+                gbps = unit_gbps(pool, turn, 1, seconds)
                 moved[count] = gbps + copied.gbps_within(begun, time.perf_counter())
     return most if moved[most] > PAYS * moved[usual] else usual
 
 
 def by_rows(pool: HostPool, units: Sequence[HostFfn], seconds: float) -> list[list[float]]:
     """Rows of [rows of a pass, stored GB/s], each within about ``seconds / 64``."""
-    return [[rows, round(unit_gbps(pool, units, rows, seconds / 64), 3)] for rows in PASS_ROWS]
+    turn = cycle(units)
+    return [[rows, round(unit_gbps(pool, turn, rows, seconds / 64), 3)] for rows in PASS_ROWS]
 
 
 def main() -> None:

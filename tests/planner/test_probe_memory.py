@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.common.cgroup import cpu_quota, groups, memory_limit
-from penstock.planner.common.host_memory import MARGIN_LEAST_BYTES, MemoryFacts, last_level_cache_bytes, memory_facts
+from penstock.planner.common.host_memory import MARGIN_LEAST_BYTES, MemoryFacts, last_level_cache_bytes, memory_facts, uncached_bytes
 
 GIB = 2**30
 
@@ -133,3 +133,22 @@ def test_a_cache_shared_by_cores_counts_once(tmp_path, shared, total):
             names = {"level": level, "size": size, "shared_cpu_list": who}
             files |= {cache.format(cpu, index, name): text + "\n" for name, text in names.items()}
     assert last_level_cache_bytes(write(tmp_path, files)) == total
+
+
+@pytest.mark.parametrize(
+    ("cache", "free", "bound"),
+    [
+        (None, 64 * GIB, "least"),
+        ("32M", 64 * GIB, "least"),
+        ("307200K", 200 * GIB, "turns"),
+        ("307200K", 16 * GIB, "share"),
+        ("307200K", 4 * GIB, "least"),
+    ],
+)
+def test_what_takes_turns_is_sixteen_caches_as_far_as_memory_allows(tmp_path, cache, free, bound):
+    files = {"proc/meminfo": f"MemTotal: {free // 1024} kB\nMemAvailable: {free // 1024} kB\n"}
+    if cache:
+        place = "sys/devices/system/cpu/cpu0/cache/index3/"
+        files |= {place + name: text for name, text in {"level": "3", "size": cache, "shared_cpu_list": "0-31"}.items()}
+    root = write(tmp_path, files)
+    assert uncached_bytes(root) == {"least": GIB, "turns": 16 * 300 * 2**20, "share": memory_facts(root).plan_bytes // 8}[bound]

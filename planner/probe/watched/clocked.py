@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
@@ -47,6 +47,10 @@ class Shares:
     """Timing the CPU's products beside a GPU, in another such process; 0: none, and with a GPU no decoders either: plans derive them."""
     links_s: float = 0.0
     """Each figure of several GPUs' links, in a process for each GPU; 0: none, so that plans take each to be as fast as alone."""
+
+    def holding(self, nbytes: int) -> Shares:
+        """The same with a DRAM mapping of ``nbytes`` at least, which no cache holds."""
+        return replace(self, arena_bytes=max(self.arena_bytes, nbytes))
 
 
 START_UP_S = 3.0

@@ -52,6 +52,25 @@ def test_matrices_that_take_turns_share_no_bytes_of_their_largest_part() -> None
         stretch.cut(shapes)
 
 
+def test_large_parts_of_random_bits_are_cut_too() -> None:
+    """Drawn for each matrix, those of the lossless form took longer than all that was measured."""
+    shapes = samples(1024)["lossless"]
+    stretch = Stretch(16 << 20)
+    first, second = stretch.matrices(shapes)
+    inside = range(stretch.memory.data_ptr(), stretch.memory.data_ptr() + stretch.memory.nbytes)
+    for matrix in (first, second):
+        assert {leaf for leaf, part in matrix.items() if part.data_ptr() in inside} == {"low", "codes"}
+    assert second["low"].data_ptr() >= first["codes"].data_ptr() + first["codes"].nbytes
+
+
+def test_units_go_on_where_the_last_number_of_rows_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first one again a slow format would be timed over what the cache has just read."""
+    seen: list[int] = []
+    monkeypatch.setattr(host_product_times, "unit_gbps", lambda pool, turn, rows, seconds: float(seen.append(next(turn)) or 1))
+    host_product_times.by_rows(None, [0, 1, 2], 0.0)  # type: ignore[arg-type, list-item]
+    assert seen == [0, 1, 2, 0, 1]
+
+
 @pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler made the CPU's products")
 @pytest.mark.parametrize("name", ["BF16", *samples(ROWS)])
 def test_units_of_the_cpu_are_cut_from_memory_that_is_filled_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
