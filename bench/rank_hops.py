@@ -89,7 +89,7 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     """Rows of each way, idle and busy. Both ranks call it."""
     name, one_card = names[rank], names[0] == names[1] != "cpu"
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    card = TorchCard(device)
+    card = TorchCard(device, 2)
     meeting = TorchMeeting(rank, 2, address)
     lock = CudaDevice(device.index) if card.cuda else None
     hidden, places = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device), HopPlaces(2, nbytes)

@@ -1,7 +1,7 @@
 """What the links of several cards carry alone and at once, and what a hop between two of them takes: a process for each card, as runs have
 them. Prints one JSON document. ``devices=0,1 seconds=0.5``; ``devices=cpu,cpu`` plays cards on a CPU.
 
-Each process takes 1 GiB of page-locked memory and 256 MiB of its card.
+All processes together take :func:`uncached_bytes` of page-locked memory, each 1 GiB at least, and each 256 MiB of its card.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from penstock.planner.common.measures import GB
+from penstock.planner.common.host_memory import uncached_bytes
+from penstock.planner.common.measures import GB, align_up
 from penstock.runtime.company.starting import CARDS
 from penstock.runtime.hops.hops import Hops
 from penstock.runtime.memory.arena import Arena
@@ -142,14 +143,16 @@ class TorchMeeting:
 
 
 class TorchCard:
-    """Card ``device`` of this host; on ``cpu`` copies go within memory."""
+    """Card ``device`` of this host, one of ``count``; on ``cpu`` copies go within memory."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, count: int):
         self.device, self.cuda = device, device.type == "cuda"
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        self._arena = Arena(16 * CHUNK if self.cuda else 2 * CHUNK)  # in large pages, as a run's: several links read those faster
+        least = 16 if self.cuda else 2
+        share = align_up(uncached_bytes() // count, CHUNK) if self.cuda else 0  # what all of them read no cache holds
+        self._arena = Arena(max(least * CHUNK, share))  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
             raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")
@@ -228,7 +231,7 @@ class TorchCard:
 def _timed(devices: Sequence[str], rank: int, address: str, seconds: float) -> dict[str, Any]:
     name = devices[rank]
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    card = TorchCard(device)
+    card = TorchCard(device, len(devices))
     try:
         found = measure(TorchMeeting(rank, len(devices), address), card, seconds)
         card.leave()
