@@ -58,8 +58,8 @@ def matrix_of(name: str, rows: int, columns: int) -> HostMatrix | None:
 
 def units_of(name: str, dtype: torch.dtype) -> list[HostFfn]:
     """FFNs in format ``name`` that compute with ``dtype``, more than a cache holds."""
-    found: list[HostFfn] = []
-    while not found or len(found) * found[0].bytes < uncached_bytes():
+    found, wanted = list[HostFfn](), uncached_bytes()
+    while not found or len(found) * found[0].bytes < wanted:
         gate, up, down = matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, HIDDEN, MIDDLE)
         if gate is None or up is None or down is None or not down.takes(dtype):
             return []

@@ -81,8 +81,8 @@ def probe(settings: ProbeSettings, shares: Shares | None = None) -> Probed:
 
     ``settings.path`` is a directory on the file system whose SSD is measured; UserError when it is none. ``settings.gpu`` other than 0
     must be there: UserError. Where 0 is not, the CPU alone is measured. Memory: the arena, which the SSD is read into as well (2.1 GB, or
-    more where caches are large; a quarter of the DRAM that is free at most), and half of that in processes of their own. On a file system
-    in memory the scratch file takes up to another quarter. Leaves no file behind.
+    more where caches are large; a quarter of the DRAM that is free at most), and about as much in processes of their own, one after the
+    other. On a file system in memory the scratch file takes up to another quarter. Leaves no file behind.
     """
     directory = user_path(settings.path)
     if not directory.is_dir():

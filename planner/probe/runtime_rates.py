@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from penstock.planner.common.measures import show_bytes
 from penstock.planner.probe.findings import CannotMeasure, Figure
 
 DECODERS = ("cpu.decode", "cpu.products", "gpu.decode", "gpu.products")
@@ -53,7 +54,8 @@ def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> I
     if told["bus_gbps"] > bus_gbps:
         yield Figure("dram.bus_gbps", told["bus_gbps"], f"products and copies together; plain reads got {bus_gbps:.1f} GB/s")
     yield Figure("host.threads", told["threads"], f"the most of CPU and link together, {how}")
-    yield Figure("host.products", told["products"], "GB/s of stored bytes by rows, FFNs of 4096 x 14336 that no cache holds, alone")
+    turned = f"FFNs of 4096 x 14336 that take turns over {show_bytes(told['turned_bytes'])}, alone"
+    yield Figure("host.products", told["products"], f"GB/s of stored bytes by rows, {turned}")
     yield Figure("host.f16_products", told["f16_products"], "GB/s of stored bytes by rows of F16, the same FFNs, alone")
     yield Figure("host.beside_h2d", told["beside_h2d"], f"products beside copies over products alone, {how}")
     yield Figure("host.h2d_beside", told["h2d_beside"], f"copies beside products over copies alone, {how}")

@@ -2,12 +2,12 @@
 
     python -m penstock.runtime.timed.host_product_times cores=16 [seconds=4] [gpu=0]
 
-Ends with one JSON line: ``threads``; ``bus_gbps``, the most that passed, copies included; ``products``, format -> rows of [rows of the
-pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a card ``beside_h2d``,
-the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and ``format_threads``, format ->
-threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why there are none. Takes 1.1
-times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. Memory is filled once: of a matrix of each format
-its own bytes at random took longer than all that is measured.
+Ends with one JSON line: ``turned_bytes``, of the BF16 units that take turns; ``threads``; ``bus_gbps``, the most that passed, copies
+included; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a
+card ``beside_h2d``, the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and
+``format_threads``, format -> threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why
+there are none. Takes 1.1 times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. Memory is filled once: of
+a matrix of each format its own bytes at random took longer than all that is measured.
 """
 
 from __future__ import annotations
@@ -232,6 +232,7 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
     tried = [Tried.of(plain, count, seconds / ROUNDS, device) for _ in range(ROUNDS) for count in counts]
     threads = max(counts, key=lambda count: median(one.together for one in tried if one.threads == count))
     chosen = [one for one in tried if one.threads == threads]
+    yield "turned_bytes", sum(unit.bytes for unit in plain)
     yield "threads", threads
     yield "bus_gbps", max(max(one.together, one.alone) for one in tried)
     if device is not None:

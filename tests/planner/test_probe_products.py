@@ -15,7 +15,7 @@ from penstock.planner.probe.profile_table import _figures
 from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
-TOLD |= {"attention_gbps": 66.0, "bus_gbps": 120.0, "format_threads": {"INT4-128": 14}}
+TOLD |= {"turned_bytes": 5_030_000_000, "attention_gbps": 66.0, "bus_gbps": 120.0, "format_threads": {"INT4-128": 14}}
 TOLD |= {"f16_products": {"INT4-128": [[1, 25.0], [8, 10.0]]}}
 
 
@@ -35,6 +35,7 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     found = Findings("2026-11-22")
     for figure in runtime_rates.measure_products(4.0, 16, 0, 0.0):
         found.add(figure)
+    assert "take turns over 5.03 GB" in found.origin["host.products"]
     assert asked[0][2:] == ["penstock.runtime.timed.host_product_times", "cores=16", "seconds=4.0", "gpu=0"]
     cfg = hardware("h200")
     cfg.host = _host(found)
