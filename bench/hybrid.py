@@ -11,7 +11,7 @@ LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as pub
 `near`: a run that moves a unit between link and CPU by its own steps (take steps=160).
 `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
 checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
-removes the files of a case behind it. The first command over a directory probes the machine, a minute; `quick=true` leaves the CPU's
+removes the files of a case behind it. The first command over a directory probes the machine, two minutes; `quick=true` leaves the CPU's
 products out, and with them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
@@ -404,8 +404,8 @@ def probe(bench: Bench, quick: str) -> dict:
 
 
 def profile_of(bench: Bench, quick: str) -> dict:
-    """What `planner probe` said of this machine, once for all commands over the same directory: with the CPU's products a minute, which a
-    quick one leaves out. One that has them serves both."""
+    """What `planner probe` said of this machine, once for all commands over the same directory. With the CPU's products it takes two
+    minutes; a quick one leaves them out. One that has them serves both."""
     kept = bench.work / "profile.json"
     known = json.loads(kept.read_text()) if kept.exists() else None
     if known is not None and (quick == "true" or known["host"] or not known["gpu"]):

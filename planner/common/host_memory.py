@@ -26,8 +26,8 @@ MARGIN_SHARE = 0.02
 MARGIN_LEAST_BYTES = 256 * 2**20
 """DRAM left alone: a share of the machine's, and at least this much."""
 CACHE_TURNS = 16
-"""Bytes read in turns are so many times the last-level cache. It keeps what it has, so of N times as much it answers for 1/N: on a host
-with 300 MiB of it 0.7 GB were read at 274 GB/s, 1.1 GB at 178, and 6.3 GB at 145, as a run's units are."""
+"""Bytes read in turns are so many times the last-level cache. It keeps what it has, so of N times as much it answers for about 1/N: on a
+host with 300 MiB of it 0.7 GB were read at 274 GB/s, and 6.3 GB at 149."""
 UNCACHED_LEAST_BYTES = 2**30
 """Where the cache is small, or a virtual machine shows another one than there is."""
 UNCACHED_SHARE = 8
@@ -127,7 +127,7 @@ def last_level_cache_bytes(root: Path = Path("/")) -> int:
     return sum(size for (level, _), size in caches.items() if level == top)
 
 
-def uncached_bytes(root: Path = Path("/")) -> int:
+def uncached_bytes(root: Path = Path("/"), least_bytes: int = UNCACHED_LEAST_BYTES) -> int:
     """How many bytes take turns where DRAM's rate is asked, so that the last-level cache has next to nothing of them."""
-    wanted = max(UNCACHED_LEAST_BYTES, CACHE_TURNS * last_level_cache_bytes(root))
-    return min(wanted, max(UNCACHED_LEAST_BYTES, memory_facts(root).plan_bytes // UNCACHED_SHARE))
+    wanted = max(least_bytes, CACHE_TURNS * last_level_cache_bytes(root))
+    return min(wanted, max(least_bytes, memory_facts(root).plan_bytes // UNCACHED_SHARE))

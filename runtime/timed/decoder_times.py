@@ -2,9 +2,9 @@
 
     python -m penstock.runtime.timed.decoder_times [seconds=4] [rows=2048]
 
-``rows`` of each matrix on the CPU. Takes :func:`uncached_bytes` of DRAM. Ends with one JSON line: for ``cpu`` and, where there is a card,
-``cuda``: ``decode``, format -> 1e9 elements a second into memory, and ``products``, format -> GB/s of stored bytes by a product of one
-row, where a run makes such products unasked.
+``rows`` of each matrix on the CPU. Takes :func:`uncached_bytes` of DRAM, 256 MiB at least. Ends with one JSON line: for ``cpu`` and,
+where there is a card, ``cuda``: ``decode``, format -> 1e9 elements a second into memory, and ``products``, format -> GB/s of stored bytes
+by a product of one row, where a run makes such products unasked.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ ROWS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 14336})
 ROTATED = 3
 """Matrices that take turns on a card, so that no cache holds the next one."""
 ALIGNED = 64
+LEAST_BYTES = 256 << 20
+"""Of matrices on a CPU. Decoding is bound by computing more than by memory, and a quick probe has no time to fill more."""
 RANDOM_BYTES, LARGE_BYTES = 8 << 20, 1 << 20
 """What matrices of a CPU are made of: so many random bytes, over and over; parts from so many on, none of which is drawn for itself."""
 LEAST = 2
@@ -127,8 +129,8 @@ class Stretch:
         """A matrix as :func:`parts_of` makes it, whose largest part lies here, and others of random bits that are large. Raises IndexError
         behind the last that has room."""
         largest = max(shapes, key=lambda leaf: _nbytes(*shapes[leaf]))
-        here = {leaf for leaf, (shape, dtype) in shapes.items() if _is_drawn(leaf, dtype) and _nbytes(shape, dtype) >= LARGE_BYTES}
-        placed = {leaf: self._place(*shapes[leaf]) for leaf in shapes if leaf in here | {largest}}
+        here = [leaf for leaf in shapes if leaf == largest or (_is_drawn(leaf, shapes[leaf][1]) and _nbytes(*shapes[leaf]) >= LARGE_BYTES)]
+        placed = {leaf: self._place(*shapes[leaf]) for leaf in here}
         return {**parts_of({leaf: shapes[leaf] for leaf in shapes if leaf not in placed}, self.memory.device), **placed}
 
     def _place(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -183,7 +185,7 @@ def _multiplying(device: torch.device) -> Iterator[Callable[[str], Coding]]:
 def rates(device: torch.device, seconds: float, rows: int) -> dict[str, dict[str, float]]:
     """Both rates of every format that runs, of matrices with so many ``rows``, within about ``seconds``."""
     found: dict[str, dict[str, float]] = {"decode": {}, "products": {}}
-    stretch = Stretch(uncached_bytes()) if device.type == "cpu" else None
+    stretch = Stretch(uncached_bytes(least_bytes=LEAST_BYTES)) if device.type == "cpu" else None
     out = torch.empty(rows, COLUMNS, dtype=torch.bfloat16, device=device)
     token = torch.ones(1, COLUMNS, dtype=torch.bfloat16, device=device)
     known = samples(rows)

@@ -150,9 +150,8 @@ class TorchCard:
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        least = 16 if self.cuda else 2
-        share = align_up(uncached_bytes() // count, CHUNK) if self.cuda else 0  # what all of them read no cache holds
-        self._arena = Arena(max(least * CHUNK, share))  # in large pages, as a run's: several links read those faster
+        read = max(16 * CHUNK, align_up(uncached_bytes() // count, CHUNK)) if self.cuda else 2 * CHUNK  # that of all links no cache holds
+        self._arena = Arena(read)  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
             raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")
