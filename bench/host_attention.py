@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.host_products import COPIED_BYTES, LEAST, Copies, bare_machine  # noqa: E402
+from bench.host_products import LEAST, bare_machine, copies_of, stretch_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.timed.host_product_times import KvLayers  # noqa: E402
+from penstock.runtime.timed.host_product_times import Copies, KvLayers  # noqa: E402
 
 TARGET = ">= 0.9"
 ASKED = ">= 1.4"
@@ -47,17 +47,18 @@ def gbps(work: Callable[[], object], nbytes: int, seconds: float) -> float:
 
 def link_gbps(copies: Copies, work: Callable[[], object], seconds: float) -> float:
     """Of the copies while ``work`` is done over and over."""
-    begun, before = time.perf_counter(), copies.done
+    begun = time.perf_counter()
     while time.perf_counter() < begun + seconds:
         work()
-    return (copies.done - before) * COPIED_BYTES / 1e9 / (time.perf_counter() - begun)
+    return copies.gbps_within(begun, time.perf_counter())
 
 
 def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float, beside: bool) -> Iterator[Row]:
     """The table's lines of one length."""
+    stretch = stretch_of()
     with HostPool(threads) as pool:
         for count in sequences:
-            layers = KvLayers(count, tokens)
+            layers = KvLayers(count, tokens, stretch.memory)
             attend, turn = layers.attend(pool), cycle([part for held in layers.held for part in held])
             attend()
             rate, read = gbps(attend, layers.nbytes, seconds), gbps(lambda: pool.read(next(turn)), layers.nbytes // 2, seconds)  # noqa: B023
@@ -66,7 +67,7 @@ def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float,
             yield Row(case, what, rate, read, "GB/s", rate / read, TARGET if count == max(sequences) else "", None, 0.0, dram)
             if not beside:
                 continue
-            with Copies() as copies:
+            with copies_of(stretch) as copies:
                 alone = link_gbps(copies, partial(time.sleep, seconds / 4), seconds)
                 together = gbps(attend, layers.nbytes, seconds) + link_gbps(copies, attend, seconds)
             target = ASKED if count == max(sequences) else ""

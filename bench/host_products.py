@@ -13,14 +13,14 @@ from __future__ import annotations
 import os
 import platform
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,36 +35,36 @@ from penstock.planner.common.host_memory import uncached_bytes  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
-from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.timed.decoder_times import parts_of, samples  # noqa: E402
+from penstock.runtime.memory.device import CudaDevice  # noqa: E402
+from penstock.runtime.timed.decoder_times import Stretch, random_bits, samples  # noqa: E402
+from penstock.runtime.timed.host_product_times import PLAIN, Copies, plain_units, units_of  # noqa: E402
 
-HIDDEN, MIDDLE = 4096, 14336
-COPIED_BYTES = 64 << 20
 TARGET = ">= 0.9"
 LEAST = 5
 """Timed calls at least."""
+DTYPES: Mapping[str, torch.dtype] = MappingProxyType({form: dtype for dtype, form in PLAIN.items()})
 
 
-PLAIN = {"BF16": torch.bfloat16, "F16": torch.float16}
-"""Weights as they are computed with."""
+def stretch_of() -> Stretch:
+    """Memory that no cache holds, page-locked where there is a card to copy it to."""
+    stretch = Stretch(uncached_bytes())
+    if torch.cuda.is_available():
+        stretch.lock(CudaDevice())
+    return stretch
 
 
-def matrix_of(name: str, rows: int, columns: int) -> HostMatrix | None:
-    """Random bits in format ``name``; None where the CPU has no product with it."""
-    shapes = {"weight": ((rows, columns), PLAIN[name])} if name in PLAIN else samples(rows, columns)[name]
-    return host_matrix_of(name, parts_of(shapes, torch.device("cpu")))
+def copies_of(stretch: Stretch) -> Copies:
+    """It to the card, over and over."""
+    return Copies(torch.device("cuda", 0), stretch.memory)
 
 
-def units_of(name: str, dtype: torch.dtype) -> list[HostFfn]:
-    """FFNs in format ``name`` that compute with ``dtype``, more than a cache holds."""
-    found, wanted = list[HostFfn](), uncached_bytes()
-    while not found or len(found) * found[0].bytes < wanted:
-        gate, up, down = matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, MIDDLE, HIDDEN), matrix_of(name, HIDDEN, MIDDLE)
-        if gate is None or up is None or down is None or not down.takes(dtype):
-            return []
-        found.append(HostFfn(gate, up, down, dtype=dtype))
-    return found
+def units_in(stretch: Stretch, name: str, dtype: torch.dtype) -> list[HostFfn]:
+    """FFNs in format ``name`` that compute with ``dtype``, as many as there is room for; none where the CPU has no product with it."""
+    if name in DTYPES:
+        return plain_units(stretch, dtype)
+    stretch.fill(random_bits())
+    return units_of(name, stretch, dtype)
 
 
 def gbps(pool: HostPool, works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
@@ -80,33 +80,6 @@ def gbps(pool: HostPool, works: Sequence[Callable[[], object]], seconds: float) 
     return [median(found) for found in rates]
 
 
-class Copies(AbstractContextManager["Copies"]):
-    """Page-locked memory to the card, over and over."""
-
-    def __init__(self) -> None:
-        self._from = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._to = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
-        self._stop, self.done = threading.Event(), 0
-        self._thread = threading.Thread(target=self._copy)
-
-    def _copy(self) -> None:
-        stream = torch.cuda.Stream()
-        with torch.inference_mode(), torch.cuda.stream(stream):  # a mode is a thread's own
-            while not self._stop.is_set():
-                for _ in range(8):
-                    self._to.copy_(self._from, non_blocking=True)
-                stream.synchronize()
-                self.done += 8
-
-    def __enter__(self) -> Copies:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
 def bare_machine() -> dict[str, Any]:
     """As :func:`bench.link.machine` says it, of a machine that was not probed, and what its CPU knows."""
     card = {"name": torch.cuda.get_device_name()} if torch.cuda.is_available() else None
@@ -114,20 +87,22 @@ def bare_machine() -> dict[str, Any]:
     return known | {"processor": platform.processor() or platform.machine(), "instructions": machine_level().name}
 
 
-def rows_of(name: str, dtype: torch.dtype, threads: Sequence[int], rows: Sequence[int], seconds: float, beside: bool) -> Iterator[Row]:
+def rows_of(
+    stretch: Stretch, name: str, dtype: torch.dtype, threads: Sequence[int], rows: Sequence[int], seconds: float, beside: bool
+) -> Iterator[Row]:
     """The table's lines of one format, of inputs in ``dtype``."""
-    units = units_of(name, dtype)
+    units = units_in(stretch, name, dtype)
     if not units:
         return
     gb = sum(unit.bytes for unit in units) / 1e9
     memory = [matrix.kept[0] for unit in units for matrix in (unit.gate, unit.up, unit.down) if matrix is not None]
     for count in threads:
-        with HostPool(count) as pool, Copies() if beside else nullcontext():
+        with HostPool(count) as pool, copies_of(stretch) if beside else nullcontext():
             for number in rows:
-                x = torch.randn(number, HIDDEN).to(dtype)
+                x = torch.randn(number, units[0].inputs).to(dtype)
                 if dtype is torch.float16:
                     x.zero_()  # it does not hold what weights of bytes at random make of others
-                out = torch.empty(number, HIDDEN, dtype=dtype)
+                out = torch.empty(number, units[0].outputs, dtype=dtype)
                 turn, other = cycle(units), cycle(memory)
                 rate, limit = gbps(pool, [lambda: pool.ffn(next(turn), x, out), lambda: pool.read(next(other))], seconds)  # noqa: B023
                 target = TARGET if count == max(threads) else ""
@@ -143,8 +118,8 @@ def main() -> None:
     threads = [int(n) for n in given["threads"].split(",")] if given["threads"] else sorted({max(1, most // 2), most})
     names = given["formats"].split(",") if given["formats"] else [given["dtype"], *samples(128)]
     rows, seconds, beside = [int(n) for n in given["rows"].split(",")], float(given["seconds"]), given["beside"] == "1"
-    dtype = PLAIN[given["dtype"]]
-    cases = {name: partial(rows_of, name, dtype, threads, rows, seconds, beside) for name in names}
+    dtype, stretch = DTYPES[given["dtype"]], stretch_of()
+    cases = {name: partial(rows_of, stretch, name, dtype, threads, rows, seconds, beside) for name in names}
     run_cases(cases, bare_machine(), Path(given["out"]) if given["out"] else None)
 
 

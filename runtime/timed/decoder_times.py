@@ -21,13 +21,14 @@ from types import MappingProxyType
 import torch
 
 from penstock.planner.common.host_memory import uncached_bytes
+from penstock.planner.common.measures import align_up
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.beside.on_host import OnHost
 from penstock.runtime.formats.coding import Coding, Parts
 from penstock.runtime.formats.codings import CODINGS
-from penstock.runtime.memory.arena import Arena
+from penstock.runtime.memory.arena import Arena, PageLock
 
 COLUMNS = 4096
 ROWS: Mapping[str, int] = MappingProxyType({"cpu": 2048, "cuda": 14336})
@@ -108,17 +109,32 @@ def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
     return torch.randint(0, 120, (_nbytes(shape, dtype),), dtype=torch.uint8, device=device).view(dtype).view(shape)
 
 
-class Stretch:
-    """``pattern`` over and over in ``nbytes`` of memory, filled once; matrices are cut from it, one behind the other. It lies in large
-    pages where the machine has them, as an engine's does. Torch's own lies in small ones on many, which 30 threads read a sixth slower."""
+def random_bits() -> torch.Tensor:
+    """``RANDOM_BYTES`` as :func:`parts_of` draws them."""
+    return torch.randint(0, 120, (RANDOM_BYTES,), dtype=torch.uint8)
 
-    def __init__(self, nbytes: int, pattern: torch.Tensor | None = None):
-        """``pattern``: bytes; those that :func:`parts_of` has, where it is left out."""
-        filled = torch.randint(0, 120, (RANDOM_BYTES,), dtype=torch.uint8) if pattern is None else pattern
-        times = max(2, -(-nbytes // filled.nbytes))
-        self.memory = Arena(times * filled.nbytes).tensor[: times * filled.nbytes]
-        self.memory.view(times, -1).copy_(filled)
+
+class Stretch:
+    """A pattern over and over in ``nbytes`` of memory; matrices are cut from it, one behind the other. It lies in large pages where the
+    machine has them, as an engine's does. Torch's own lies in small ones on many, which 30 threads read a sixth slower."""
+
+    def __init__(self, nbytes: int):
+        """Filled with such random bits as :func:`parts_of` has."""
+        self._arena = Arena(align_up(max(2 * RANDOM_BYTES, nbytes), RANDOM_BYTES))
+        self.memory = self._arena.tensor[: self._arena.nbytes]
         self._at = 0
+        self.fill(random_bits())
+
+    def fill(self, pattern: torch.Tensor) -> None:
+        """Anew, with ``RANDOM_BYTES`` of ``pattern``, and from the start."""
+        self.memory.view(-1, RANDOM_BYTES).copy_(pattern.view(torch.uint8))
+        self._at = 0
+
+    def lock(self, lock: PageLock) -> None:
+        """Page-lock it for copies to a card, for as long as the process lives. RuntimeError where not all of it can be."""
+        self._arena.lock_pages(lock)
+        if self._arena.refused:
+            raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")
 
     def rewind(self) -> Stretch:
         """From the start again."""

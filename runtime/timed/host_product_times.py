@@ -6,8 +6,8 @@ Ends with one JSON line: ``turned_bytes``, of the BF16 units that take turns; ``
 included; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a
 card ``beside_h2d``, the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and
 ``format_threads``, format -> threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why
-there are none. Takes 1.1 times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. Memory is filled once: of
-a matrix of each format its own bytes at random took longer than all that is measured.
+there are none. Takes 1.1 times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. All of it is
+filled at once: of a matrix of each format its own bytes at random took longer than all that is measured.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Protocol
 import torch
 
 from penstock.planner.common.host_memory import uncached_bytes
+from penstock.planner.common.measures import align_down
 from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import products_unbuilt
@@ -36,15 +37,14 @@ from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.batch.token_shape import Pair
-from penstock.runtime.memory.arena import Arena
-from penstock.runtime.timed.decoder_times import COLUMNS, Stretch, samples
+from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.timed.decoder_times import COLUMNS, RANDOM_BYTES, Stretch, random_bits, samples
 
 MATRIX_ROWS = 14336
 """With ``COLUMNS`` the FFN of an 8B model, which is timed as a unit: its last matrix has wider rows than the first two."""
 PASS_ROWS = (1, 2, 4, 8, 16)
 PLAIN: Mapping[torch.dtype, str] = MappingProxyType({torch.bfloat16: "BF16", torch.float16: "F16"})
 """The formats of weights as they are computed with."""
-DRAWN = 4 << 20
 PATIENCE = 4
 """Times the seconds that were asked for, in BF16 and again in F16: formats that are not begun by then get no rate, so that others do."""
 COPIED_BYTES = 64 << 20
@@ -87,9 +87,10 @@ def _matrix(name: str, stretch: Stretch, rows: int, columns: int) -> HostMatrix 
     return host_matrix_of(name, stretch.cut(parts))
 
 
-def plain_units(dtype: torch.dtype = torch.bfloat16) -> list[HostFfn]:
+def plain_units(stretch: Stretch, dtype: torch.dtype = torch.bfloat16) -> list[HostFfn]:
     """Weights of ``dtype``, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
-    return units_of(PLAIN[dtype], Stretch(uncached_bytes(), torch.randn(DRAWN).to(dtype).view(torch.uint8)), dtype)
+    stretch.fill(torch.randn(RANDOM_BYTES // dtype.itemsize).to(dtype))
+    return units_of(PLAIN[dtype], stretch, dtype)
 
 
 class Copying(AbstractContextManager["Copying"], Protocol):
@@ -100,11 +101,11 @@ class Copying(AbstractContextManager["Copying"], Protocol):
 
 
 class Copies(Copying):
-    """Page-locked memory to a card over and over, on a stream of its own, while the ``with`` block runs."""
+    """``memory``, which is page-locked, to a card over and over, on a stream of its own, while the ``with`` block runs."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, memory: torch.Tensor):
         self._device = device
-        self._source = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+        self._sources = cycle(memory[: align_down(memory.nbytes, COPIED_BYTES)].split(COPIED_BYTES))
         self._stop = threading.Event()
         self._ends: list[float] = []
         self._thread = threading.Thread(target=self._copy)
@@ -130,7 +131,7 @@ class Copies(Copying):
             into = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=self._device)
             queued: list[torch.cuda.Event] = []
             while not self._stop.is_set():
-                into.copy_(self._source, non_blocking=True)
+                into.copy_(next(self._sources), non_blocking=True)
                 queued.append(torch.cuda.Event())
                 queued[-1].record()
                 if len(queued) > 2:
@@ -140,19 +141,21 @@ class Copies(Copying):
 
 
 class KvLayers:
-    """K and V of ``sequences`` sequences of ``tokens`` tokens each, heads as Llama-3.1-8B has them, pages in no order; as many layers as no
-    cache holds."""
+    """K and V of ``sequences`` sequences of ``tokens`` tokens each, heads as Llama-3.1-8B has them, pages in no order; as many layers as
+    ``memory`` has room for. ValueError where that is none."""
 
-    def __init__(self, sequences: int, tokens: int):
+    def __init__(self, sequences: int, tokens: int, memory: torch.Tensor):
         pages = -(-tokens // PAGE)
         pool, one = sequences * pages * PAGE, torch.randn(KV_HEADS, DIM, dtype=torch.bfloat16)
         self.nbytes = 2 * sequences * tokens * one.nbytes
         """Of one layer, as a step reads it."""
-        count = max(2, -(-uncached_bytes() // self.nbytes))
-        held = 2 * count * pool * one.nbytes
-        memory = Arena(held).tensor[:held].view(one.dtype).view(count, 2, pool, *one.shape)  # in large pages, as an engine's
-        memory.copy_(one)
-        self.held: list[Pair] = [(keys, values) for keys, values in memory]
+        layer = 2 * pool * one.nbytes
+        count = memory.nbytes // layer
+        if not count:
+            raise ValueError(f"{sequences} sequences of {tokens} tokens: {memory.nbytes} bytes have no room for {layer}")
+        states = memory[: count * layer].view(one.dtype).view(count, 2, pool, *one.shape)
+        states.copy_(one)
+        self.held: list[Pair] = [(keys, values) for keys, values in states]
         each = torch.ones(sequences, dtype=torch.long)
         table = torch.randperm(sequences * pages).view(sequences, pages)
         self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)
@@ -208,48 +211,53 @@ class Tried:
         return self.beside + self.link_beside
 
     @classmethod
-    def of(cls, units: Sequence[HostFfn], threads: int, seconds: float, device: torch.device | None) -> Tried:
+    def of(cls, units: Sequence[HostFfn], threads: int, seconds: float, copies: Callable[[], Copying] | None) -> Tried:
         """Of products with one row of ``units``, within about a third of ``seconds``."""
         turn = cycle(units)
         with closing(HostPool(threads)) as pool:
             alone = unit_gbps(pool, turn, 1, seconds / 8)
-            if device is None:
+            if copies is None:
                 return cls(threads, alone, 0.0, alone, 0.0)
-            with Copies(device) as copies:
+            with copies() as copied:
                 begun = time.perf_counter()
                 time.sleep(seconds / 16)
-                link = copies.gbps_within(begun, time.perf_counter())
+                link = copied.gbps_within(begun, time.perf_counter())
                 begun = time.perf_counter()
                 beside = unit_gbps(pool, turn, 1, seconds / 8)
-                return cls(threads, alone, link, beside, copies.gbps_within(begun, time.perf_counter()))
+                return cls(threads, alone, link, beside, copied.gbps_within(begun, time.perf_counter()))
 
 
 def measured(cores: int, seconds: float, device: torch.device | None) -> Iterator[tuple[str, object]]:
     """Name and value of each figure, within about ``seconds``."""
-    plain = plain_units()
+    stretch = Stretch(uncached_bytes())
+    plain = plain_units(stretch)
+    copies = None
+    if device is not None:
+        stretch.lock(CudaDevice(device.index))
+        copies = partial(Copies, device, stretch.memory)  # what units read is copied, too: as much as no cache holds
     most = min(cores, most_threads())
     counts = sorted({max(1, most * part // whole) for part, whole in SHARES}, reverse=True)
-    tried = [Tried.of(plain, count, seconds / ROUNDS, device) for _ in range(ROUNDS) for count in counts]
+    tried = [Tried.of(plain, count, seconds / ROUNDS, copies) for _ in range(ROUNDS) for count in counts]
     threads = max(counts, key=lambda count: median(one.together for one in tried if one.threads == count))
     chosen = [one for one in tried if one.threads == threads]
     yield "turned_bytes", sum(unit.bytes for unit in plain)
     yield "threads", threads
     yield "bus_gbps", max(max(one.together, one.alone) for one in tried)
-    if device is not None:
+    if copies is not None:
         link = max(one.link for one in tried)
         yield "beside_h2d", min(1.0, median(one.beside / one.alone for one in chosen))
         yield "h2d_beside", min(1.0, median(one.link_beside for one in chosen) / link)
     with closing(HostPool(threads)) as pool:
         one_row = [1, round(median(one.alone for one in chosen), 3)]  # of all rounds, as the share beside copies is
         products = {PLAIN[torch.bfloat16]: [one_row, *by_rows(pool, plain, seconds)[1:]]}
-        del plain
-        halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(torch.float16), seconds)}
-        yield "attention_gbps", round(KvLayers(*ATTENDED).attention_gbps(pool, seconds / 8), 3)
-    stretch, of_their_own = Stretch(uncached_bytes()), dict[str, int]()
+        halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(stretch, torch.float16), seconds)}
+        yield "attention_gbps", round(KvLayers(*ATTENDED, stretch.memory).attention_gbps(pool, seconds / 8), 3)
+    stretch.fill(random_bits())
+    of_their_own = dict[str, int]()
     end = time.perf_counter() + PATIENCE * seconds
     for name in samples(MATRIX_ROWS):
         if time.perf_counter() < end and (units := units_of(name, stretch)):
-            wanted = threads if device is None else wanted_threads(units, threads, most, seconds / 32, partial(Copies, device))
+            wanted = threads if copies is None else wanted_threads(units, threads, most, seconds / 32, copies)
             if wanted != threads:
                 of_their_own[name] = wanted
             with closing(HostPool(wanted)) as pool:
