@@ -8,8 +8,10 @@ from functools import partial
 
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, KV
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan
+from penstock.planner.contract.policy.walk import Walk
 from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.simulate.acted import Acted, Options
@@ -17,7 +19,7 @@ from penstock.planner.simulate.batch_passes import BatchPasses
 from penstock.planner.simulate.lanes.bus_shares import beside_shares, bus_shares
 from penstock.planner.simulate.lanes.dram_lane import open_dram
 from penstock.planner.simulate.lanes.events import Record
-from penstock.planner.simulate.lanes.feed import Feed, open_feed, open_recorded
+from penstock.planner.simulate.lanes.feed import Feed, Feeds
 from penstock.planner.simulate.lanes.kv_lane import LANES, AttendedKv, CardKv, HostKv, open_attended, open_kv
 from penstock.planner.simulate.lanes.lanes import NS, Clock, Lanes, Work, ns
 from penstock.planner.simulate.lanes.wait import Wait
@@ -55,12 +57,14 @@ class SimulatedEngine:
         seat = (among.clock, among.host, gpu.h2d.peak if gpu else 0.0) if among else ()
         self.lanes = Lanes(bus_shares(machine, plan.model, plan.decisions), beside_shares(machine), booked, *seat)
         self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
-        self._launched_feed = open_feed(placement, gpu, options.wrap_around, experts is not None, self._dram, self.lanes, self.record)
         self._host_ns = host_units(plan)
+        self._walk = Walk.of(placement) if self._host_ns and reads_layers(placement) else None
+        feeds = Feeds(placement, gpu, options.wrap_around, self._dram, self.lanes, self.record, self._walk)
+        self._launched_feed = feeds.launched(experts is not None)
         self._head_on_host = tuple(unit for unit in self._host_ns if unit.kind == "head")
         self._answered: set[Unit] = set()
         of_their_own = bool(self._host_ns) or is_recorded(plan.hardware, placement, plan.decisions.kv)
-        self._recorded_feed = open_recorded(placement, gpu, bool(self._host_ns), self.lanes) if of_their_own else None
+        self._step_feed = feeds.steps(bool(self._host_ns)) if of_their_own else None
         self._feed: Feed = self._launched_feed
         self.routed: RoutedLayers | None = None
         if experts is not None:
@@ -124,7 +128,9 @@ class SimulatedEngine:
     def begin_pass(self, each: Pass) -> Totals:
         """What the lanes have done so far."""
         before = {track: (lane.busy_ns, lane.nbytes) for track, lane in self.lanes.of.items()}
-        self._feed = (None if each.prefill else self._recorded_feed) or self._launched_feed
+        self._feed = (None if each.prefill else self._step_feed) or self._launched_feed
+        if self._walk is not None:
+            self._walk.begin_pass()
         self._feed.begin_pass()
         if self._kv is not None:
             self._kv.begin_pass()
@@ -203,14 +209,14 @@ class SimulatedEngine:
     def settle(self) -> None:
         """Everything that can begin begins."""
         experts = None if self.routed is None else self.routed.experts
-        while any([part.go_on() for part in (self._launched_feed, self._kv, experts) if part is not None]):
+        while any([part.go_on() for part in (self._launched_feed, self._step_feed, self._kv, experts) if part is not None]):
             pass
 
     def rebased(self, passed: int) -> None:
         """The clock was set back by ``passed``, at a pass's end."""
         self.record.offset_ns += max(passed, self.least_ns) + self.idle_ns
         self.least_ns = self.idle_ns = 0
-        for part in (self._dram, self._launched_feed, self._recorded_feed, self._kv):
+        for part in (self._dram, self._launched_feed, self._step_feed, self._kv):
             if part is not None:
                 part.rebase(passed)
 
@@ -227,7 +233,7 @@ class SimulatedEngine:
     def _state(self) -> tuple[object, ...]:
         lanes = self.lanes
         idle = tuple(lanes.of[t].idle_since for t in (H2D, KV) if lanes.of[t].nbytes and not lanes.of[t].moving)
-        recorded = None if self._recorded_feed is None else self._recorded_feed.state()
+        recorded = None if self._step_feed is None else self._step_feed.state()
         return (
             lanes.state(),
             idle,

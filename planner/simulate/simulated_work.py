@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
@@ -161,5 +162,5 @@ def host_units(plan: Plan) -> dict[Unit, int]:
     launched = not is_recorded(plan.hardware, placement, decisions.kv)
     if not decisions.weights.host.compute(rows) or (launched and rows > decisions.batch):
         return {}
-    beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms)
+    beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms, reads_layers(placement))
     return {unit: ns(beside.handed_s(placement.part(unit))) for unit in placement.host_units}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from penstock.planner.common.interrupt import uninterrupted
+from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.beside.host_pool import pool_here
 from penstock.runtime.engine.passes.generate import Batch, Progress
@@ -183,7 +184,8 @@ class Engine:
             with self.stepper.unled():
                 self.recording.record(self.card, self.copier, *self.longest)
                 self.prompts.record(*self.longest)
-            if self._placement.host_units and self._rank is not None and not self.recording.records:
+            hands_over = self._rank is not None or reads_layers(self._placement)
+            if self._placement.host_units and hands_over and not self.recording.records:
                 locked = self.device.type == "cuda"
                 self._handed = open_handed(self.host, self.card, self.copier, locked, self.model, self._stack)
         if self.experts is not None:

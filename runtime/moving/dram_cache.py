@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -48,8 +48,14 @@ class LayerCache:
             self.wait_preloaded(progress)
 
     def wait_preloaded(self, progress: Callable[[int, int], None] | None = None, layers: int | None = None) -> None:
-        """Return when the first ``layers`` that :meth:`preload` started have arrived; None awaits all of them."""
-        wanted = self._slots.first[:layers]
+        """Return when the first ``layers`` that :meth:`preload` started have arrived; None awaits all of them, which are to be there at the
+        same time: before the first pass, or where all of them stay."""
+        self.wait_for(self._slots.first[:layers], progress)
+        with self._lock:
+            self.stats.warm_layers = sum(map(self._slots.is_ready, self._slots.first))
+
+    def wait_for(self, wanted: Collection[int], progress: Callable[[int, int], None] | None = None) -> None:
+        """Return when all ``wanted`` layers lie in their slots, where nobody has to ask for them."""
         while True:
             with self._lock:
                 self._raise_if_broken()
@@ -57,7 +63,6 @@ class LayerCache:
                 if progress:
                     progress(arrived, len(wanted))
                 if arrived == len(wanted):
-                    self.stats.warm_layers = sum(map(self._slots.is_ready, self._slots.first))
                     return
                 self._lock.wait(0.5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, Protocol, cast
 
@@ -73,8 +73,8 @@ class RingStats:
 
 
 class VramRing:
-    """Streams ``units`` pass after pass through slots of several classes, at most ``distance`` units ahead of compute. ``balance`` and
-    ``keep`` are those of :class:`Turns`. ``pieces`` gives the copies that bring a unit, at least one, when its turn has come.
+    """Streams ``units`` pass after pass through slots of several classes, at most ``distance`` units ahead of compute. ``balance``,
+    ``keep`` and ``late`` are those of :class:`Turns`. ``pieces`` gives the copies that bring a unit, at least one, when its turn has come.
 
     The consumer calls :meth:`enter` and :meth:`leave` in forward order from one thread. Two waits happen on the device alone: a copy waits
     for the event recorded when the slot's previous unit was left, and compute waits for the event recorded behind the copy. The host blocks
@@ -98,10 +98,11 @@ class VramRing:
         balance: int = 1,
         keep: int = 0,
         track: str = "h2d",
+        late: Collection[int] = (),
     ):
         self.stats = RingStats()
         counts = {name: len(buffers) for name, buffers in slots.items()}
-        self.turns = Turns([u.ring_class for u in units], counts, distance, wrap, balance, keep)
+        self.turns = Turns([u.ring_class for u in units], counts, distance, wrap, balance, keep, late)
         self._units = tuple(units)
         self._pieces = pieces
         self._slots = {name: [_Slot(b) for b in buffers] for name, buffers in slots.items()}

@@ -129,7 +129,7 @@ def test_a_forced_split_is_kept_and_an_impossible_one_is_refused_with_its_reason
     h = beside()
     counts = [solve(h, M, work(), Force(host_ffn=n)).weights.host.ffn for n in (0, 1, 16)]
     assert counts == [0, 1, 16]
-    with pytest.raises(UserError, match=r"force.host_ffn=17 .*allowed: 0 to 16, the FFN units outside VRAM"):
+    with pytest.raises(UserError, match=r"force.host_ffn=17 .*allowed: 0 to 16, the FFN units that DRAM keeps"):
         solve(h, M, work(), Force(host_ffn=17))
     with pytest.raises(UserError, match=r"force.host_ffn=1 .*allowed: 0, since the hardware profile has no rates of the CPU") as refused:
         solve(beside(None), M, work(), Force(host_ffn=1))

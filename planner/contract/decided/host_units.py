@@ -11,7 +11,8 @@ from penstock.planner.contract.decided.decision import Decision
 @dataclass(frozen=True)
 class HostUnits:
     """FFN units and blocks of the LM head in DRAM with which the CPU computes in a decode step of at most ``rows`` rows. In any other pass
-    they stream like the rest. A step that is launched kernel by kernel has FFN units where several ranks share the model, and none else.
+    they stream like the rest. A step that is launched kernel by kernel has FFN units where several ranks share the model, or where it reads
+    layers from the SSD, and none else.
     """
 
     ffn: Annotated[int, Decision(lambda s: s.host_ffn, "force.host_ffn", "CPU", "{} ffn", weighed=True, card=True, placed=True)] = 0

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier, WeightDecisions, WeightForm
 from penstock.planner.contract.given.model import ModelSpec
@@ -35,6 +36,19 @@ def even(count: int, total: int, turn: int = 0, turns: int = 1) -> list[int]:
     """``count`` of ``total`` positions of a cycle, gaps between them differing by at most one (Bresenham, centred). Of ``turns`` cycles
     side by side that of number ``turn``: those of all together are evenly spread."""
     return [(2 * (j * turns + turn) + 1) * total // (2 * count * turns) for j in range(count)]
+
+
+def filled(count: int, total: int, taken: Sequence[int]) -> list[int]:
+    """``count`` more of ``total`` positions of a cycle beside those that are ``taken``, one at least: each divides the widest of the gaps
+    between these, and those of one gap lie evenly in it."""
+    gaps = [after - at - 1 for at, after in pairwise([*taken, taken[0] + total])]
+    parts = [1] * len(gaps)
+    for _ in range(count):
+        widest = max(range(len(gaps)), key=lambda n: (gaps[n] + 1) / parts[n] if parts[n] <= gaps[n] else 0)
+        parts[widest] += 1
+    return sorted(
+        (at + part * (gap + 1) // each) % total for at, gap, each in zip(taken, gaps, parts, strict=True) for part in range(1, each)
+    )
 
 
 def split(positions: Sequence[int], count: int) -> tuple[list[int], list[int]]:
@@ -149,12 +163,18 @@ class Placement:
     @cached_property
     def host_units(self) -> tuple[Unit, ...]:
         """Units that the CPU computes in decode steps of at most ``weights.host.rows`` rows, in order; none without a GPU. They lie in
-        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. Of the LM head
+        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. What comes
+        from the SSD streams where it is; the others that stream divide the layers between. Of the LM head
         they are the last blocks: the CPU begins with them when the card begins with the first. Any other pass streams them, too."""
-        outside = [i for i, tier in enumerate(self.ffn) if tier is Tier.dram]
-        count, dealt = min(self.weights.host.ffn, len(outside)) if self.gpu else 0, self.model.dealt
+        outside = [i for i, tier in enumerate(self.ffn) if tier is not Tier.vram]
+        read = [at for at, i in enumerate(outside) if self.ffn[i] is Tier.ssd]
+        count, dealt = min(self.weights.host.ffn, len(outside) - len(read)) if self.gpu else 0, self.model.dealt
         turn, turns = (0, 1) if dealt is None else (dealt.rank, dealt.count)
-        ffn = tuple(Unit("ffn", outside[at]) for at in even(count, len(outside), turn, turns))
+        if read and count:
+            streams = {*read, *filled(len(outside) - len(read) - count, len(outside), read)}
+            ffn = tuple(Unit("ffn", i) for at, i in enumerate(outside) if at not in streams)
+        else:
+            ffn = tuple(Unit("ffn", outside[at]) for at in even(count, len(outside), turn, turns))
         blocks = min(self.weights.host.head, self.head.count(Tier.dram)) if self.gpu else 0
         return ffn + tuple(Unit("head", j) for j in range(len(self.head) - blocks, len(self.head)))
 

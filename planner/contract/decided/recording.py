@@ -73,6 +73,12 @@ def launched_because(placement: Placement, kv_outside: int) -> str | None:
     return "KV of running sequences lies outside VRAM" if kv_outside else None
 
 
+def reads_layers(placement: Placement) -> bool:
+    """Whether each pass of one rank alone reads layers from the SSD. The interpreter, which launches its steps, hands FFN units over to the
+    CPU there; those of several ranks are not handed over where the SSD is read."""
+    return bool(placement.ssd_layers) and placement.model.dealt is None
+
+
 def prompts_never_recorded(hardware: HardwareProfile, model: ModelSpec) -> str | None:
     """Why no layer of a prompt of ``model`` is recorded around its attention, wherever its weights lie; None where one can be."""
     if hardware.gpu is None:

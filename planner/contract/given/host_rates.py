@@ -28,7 +28,7 @@ class HostRates:
     card attends to all. Beside copies as much is left of it as of products."""
     attention_hop_s: float = 0.0
     """Seconds from the card to the CPU and back where the interpreter hands over. It does so with a layer's attention, since steps with KV
-    outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps."""
+    outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps or the SSD is read in each pass."""
     format_threads: Mapping[str, int] = field(default_factory=dict)
     """Format -> threads that multiply by it, where more pay than :attr:`threads`: arithmetic binds it and not the bus."""
     f16_products: Mapping[str, Curve] = field(default_factory=dict)

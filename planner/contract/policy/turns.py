@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 
 class Turns:
@@ -13,10 +13,20 @@ class Turns:
     it were left.
 
     ``balance`` counts from the first unit that is not yet copied: of so many units, one with a free slot may be copied before its turn. 1
-    is forward order. With ``distance`` 0 a unit is fetched when compute asks for it.
+    is forward order. With ``distance`` 0 a unit is fetched when compute asks for it. Units of the indices ``late`` are not fetched before
+    their pass has begun.
     """
 
-    def __init__(self, classes: Sequence[str], slots: Mapping[str, int], distance: int, wrap: bool = True, balance: int = 1, keep: int = 0):
+    def __init__(
+        self,
+        classes: Sequence[str],
+        slots: Mapping[str, int],
+        distance: int,
+        wrap: bool = True,
+        balance: int = 1,
+        keep: int = 0,
+        late: Collection[int] = (),
+    ):
         self._classes = tuple(classes)
         self._members = {name: [i for i, c in enumerate(classes) if c == name] for name in dict.fromkeys(classes)}
         self._rank = [self._members[name].index(i) for i, name in enumerate(classes)]
@@ -25,6 +35,7 @@ class Turns:
         self._wrap = wrap
         self._balance = balance
         self._keep = keep
+        self._late = frozenset(late)
         self._copied = dict.fromkeys(self._members, 0)
         self.begun = 0
         """Passes that compute has begun."""
@@ -63,9 +74,12 @@ class Turns:
         return None if ordinal < 0 else self._number(name, ordinal)
 
     def may_fetch(self) -> bool:
-        """The next unit lies within the window and among those to choose from, and its pass has begun unless the window wraps."""
-        if not self._wrap and self.fetched // len(self._classes) >= self.begun:
-            return False
+        """The next unit lies within the window and among those to choose from, and its pass has begun unless the window wraps and it is not
+        late."""
+        if self._late or not self._wrap:
+            passes, index = divmod(self.fetched, len(self._classes))
+            if passes >= self.begun and (not self._wrap or index in self._late):
+                return False
         return self.fetched < max(self.entered + self._distance, self.asked) and self.fetched < self.first + self._balance
 
     def may_fetch_now(self, there: Callable[[int], bool]) -> bool:

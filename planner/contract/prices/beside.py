@@ -14,6 +14,9 @@ ring is taken to be full of what the next step begins with. E are those seconds 
 the middle term counts for them. With a layer's room in the ring plans left more of the head to the CPU, and simulated steps took up to 6 %
 longer than predicted.
 
+Where each pass of one rank reads layers from the SSD, its step is launched kernel by kernel: the interpreter launches nothing while it
+waits for the CPU, so launches and units follow each other.
+
 Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
 and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
 copies whenever it works: it takes C / c'. Where c' + N * l' is more than the host's memory bus carries, both are less by as much.
@@ -28,7 +31,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import can_record, launched_because, records_whole
+from penstock.planner.contract.decided.recording import can_record, launched_because, reads_layers, records_whole
 from penstock.planner.contract.experts.expert_misses import Visit, visit
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.host_split import HostSplit
@@ -77,8 +80,8 @@ def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> 
 
 
 def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
-    """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded,
-    that of several also where it is launched kernel by kernel."""
+    """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded or
+    reads layers from the SSD, that of several also where it is launched kernel by kernel for another reason."""
     if not records_whole(model) or (model.dealt is not None and model.dealt.routed):
         return "a step with routed experts is recorded in pieces"
     if model.dealt is None and not can_record(hardware, model):
@@ -91,13 +94,18 @@ def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
 def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
     """Why the CPU can compute no FFN unit of a decode step by ``decisions``; empty where it can."""
     lacks = "" if host_rows_timed(hardware, model) else "the CPU has no product with these FFNs"
-    return _no_units(hardware, model, decisions, lacks)
+    if why := _no_units(hardware, model, lacks):
+        return why
+    placement, outside = place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages
+    return "" if reads_layers(placement) and not outside else launched_because(placement, outside) or ""
 
 
 def no_host_head(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
     """The same of blocks of the LM head."""
     lacks = "" if head_rows_timed(hardware, model) else "the CPU has no product with this LM head"
-    return _no_units(hardware, model, decisions, lacks or never_on_host(model))
+    if why := _no_units(hardware, model, lacks or never_on_host(model)):
+        return why
+    return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
 
 
 def never_on_host(model: ModelSpec) -> str:
@@ -105,17 +113,15 @@ def never_on_host(model: ModelSpec) -> str:
     return "" if model.dealt is None else "the LM head of several ranks is computed by their cards"
 
 
-def _no_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions, lacks: str) -> str:
-    """``lacks``: why there would be none on any machine with both rates."""
+def _no_units(hardware: HardwareProfile, model: ModelSpec, lacks: str) -> str:
+    """Why the CPU computes none wherever they lie. ``lacks``: why there would be none on any machine with both rates."""
     if hardware.gpu is None:
         return "there is no GPU"
     if hardware.host is None:
         return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
     if no_f16_rates(hardware, model):
         return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
-    if why := no_hand_over(hardware, model) or lacks:
-        return why
-    return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
+    return no_hand_over(hardware, model) or lacks
 
 
 @dataclass(frozen=True)
@@ -129,15 +135,17 @@ class Beside:
     turns: int = 1
     """Ranks whose units follow each other, where each computes as many."""
     launched: bool = False
-    """Whether the interpreter hands units over, not the step's graph: that of several ranks, whose steps are not recorded."""
+    """Whether the interpreter hands units over, not the step's graph: where each pass reads the SSD, and of several ranks whose steps are
+    not recorded."""
 
     @classmethod
-    def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms) -> Beside:
-        """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has."""
+    def of(cls, hardware: HardwareProfile, model: ModelSpec, rows: int, forms: ResidentForms, reads_ssd: bool = False) -> Beside:
+        """Of a machine whose CPU's products are known, and of ``model`` or the layers of it that a rank has. ``reads_ssd``: see
+        :func:`reads_layers`."""
         assert hardware.host is not None
         rates = hardware.host.computing(model.compute_dtype)
         if model.dealt is None:
-            return cls(hardware, rates, rows, forms)
+            return cls(hardware, rates, rows, forms, launched=reads_ssd)
         one = cls(hardware, rates, rows, forms, model.dealt.count, not can_record(hardware, model))
         return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn)))
 
@@ -162,8 +170,9 @@ class Beside:
         return unit.stored_bytes / curve.at(self.rows) / GB
 
     def handed_s(self, unit: UnitSpec) -> float:
-        """The same with its way from the card and back."""
-        return self.alone_s(unit) + (self.rates.attention_hop_s if self.launched else self.rates.hop_s)
+        """The same with its way from the card and back, where the interpreter is no faster than a graph."""
+        hop_s = self.rates.hop_s
+        return self.alone_s(unit) + (max(hop_s, self.rates.attention_hop_s) if self.launched else hop_s)
 
     def computed(self, unit: UnitSpec) -> Price:
         """``unit`` computed by the CPU and not by the card, beyond its bytes' way through the host's memory, which its copy takes, too; by

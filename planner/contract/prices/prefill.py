@@ -9,6 +9,7 @@ from functools import cached_property
 
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.experts.expert_misses import Misses, missed_at_first, misses
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
@@ -92,7 +93,7 @@ class Moved:
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
         step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
         if host or on_host:
-            beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms)
+            beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms, reads_layers(placement))
             step = beside.bill(units, map(placement.part, host), head, table)
         if on_host:
             step += beside.hop * on_host

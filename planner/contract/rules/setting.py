@@ -157,11 +157,11 @@ class Setting:
 
     @property
     def host_ffn(self) -> Span:
-        """Units that the CPU computes are FFN units outside VRAM, of a step that is recorded."""
+        """Units that the CPU computes are FFN units that DRAM keeps, of a step that is recorded or reads layers from the SSD."""
         if why := no_host_units(self.hardware, self.model, self.decisions):
             return Span(0, 0, why=f", since {why}", rule=HOST)
-        outside = self.model.layers - self.weights.vram.resident_units.ffn
-        return Span(0, outside, why=", the FFN units outside VRAM", rule=HOST)
+        kept = place(self.model, self.weights, self.gpu).ffn.count(Tier.dram)
+        return Span(0, kept, why=", the FFN units that DRAM keeps", rule=HOST)
 
     @property
     def host_head(self) -> Span:

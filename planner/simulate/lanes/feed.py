@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner.common.measures import GB
@@ -11,6 +12,7 @@ from penstock.planner.contract.decided.placement import Placement, Unit
 from penstock.planner.contract.given.hardware import Gpu
 from penstock.planner.contract.policy.rounds import Rounds
 from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.policy.walk import Walk, Walker
 from penstock.planner.contract.prices.stages import h2d_gbps
 from penstock.planner.simulate.lanes.dram_lane import SimulatedDram
 from penstock.planner.simulate.lanes.events import Record
@@ -49,6 +51,31 @@ class HostFeed:
 
     def rebase(self, passed_ns: int) -> None:
         """No time is kept."""
+
+
+class WalkedDram:
+    """Units of which some pass through DRAM, as one of two rings asks for them, like the runtime's: ``ring_lane.UnitSource``."""
+
+    def __init__(self, walk: Walk, dram: SimulatedDram):
+        self._walker, self._dram, self._passing = Walker(walk), dram, walk.passing
+
+    def arrived(self, unit: Unit) -> bool:
+        return unit not in self._passing or self._dram.arrived(unit)
+
+    def ask(self, unit: Unit) -> None:
+        for each in self._walker.reach(unit):
+            self._dram.ask(each)
+            if each not in self._passing:
+                self._dram.take(each)
+                self._dram.give_back(each)
+
+    def take(self, unit: Unit) -> None:
+        if unit in self._passing:
+            self._dram.take(unit)
+
+    def give_back(self, unit: Unit) -> None:
+        if unit in self._passing:
+            self._dram.give_back(unit)
 
 
 class CardFeed:
@@ -191,27 +218,44 @@ class RecordedFeed:
 Feed = HostFeed | CardFeed | ResidentFeed | RecordedFeed
 
 
-def open_feed(
-    placement: Placement, gpu: Gpu | None, wrap_around: bool, reads_back: bool, dram: SimulatedDram, lanes: Lanes, record: Record
-) -> Feed:
-    """How passes meet units that are launched one after the other."""
-    if gpu is None:
-        return HostFeed(dram)
-    units = placement.streamed_units
-    if not units:
-        return ResidentFeed()
-    turns = Turns([u.ring_class for u in units], _slots(placement), placement.weights.vram.prefetch_distance, wrap_around)
-    copies = [_copied(placement, gpu, unit) for unit in units]
-    ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], dram, lanes, record, H2D)
-    return CardFeed(ring, reads_back)
+@dataclass(frozen=True)
+class Feeds:
+    """What all feeds of a plan have in common. ``walk``: what its launched passes ask DRAM for, where some of them leave units out."""
 
+    placement: Placement
+    gpu: Gpu | None
+    wrap_around: bool
+    dram: SimulatedDram
+    lanes: Lanes
+    record: Record
+    walk: Walk | None = None
 
-def open_recorded(placement: Placement, gpu: Gpu | None, beside: bool, lanes: Lanes) -> RecordedFeed | ResidentFeed | None:
-    """How recorded steps meet units, and those of which the CPU computes some ``beside`` the card; None where no pass copies any."""
-    units = placement.step_units if beside else placement.streamed_units
-    if gpu is None or not placement.streamed_units:
-        return None
-    return RecordedFeed(units, _slots(placement), partial(_copied, placement, gpu), lanes) if units else ResidentFeed()
+    def launched(self, reads_back: bool) -> Feed:
+        """How passes meet units that are launched one after the other."""
+        if self.gpu is None:
+            return HostFeed(self.dram)
+        units = self.placement.streamed_units
+        return self._ring(units, self.gpu, reads_back) if units else ResidentFeed()
+
+    def steps(self, beside: bool) -> Feed | None:
+        """How steps meet units that are recorded, or of which the CPU computes some ``beside`` the card; None where no pass copies any."""
+        placement, gpu = self.placement, self.gpu
+        units = placement.step_units if beside else placement.streamed_units
+        if gpu is None or not placement.streamed_units:
+            return None
+        if self.walk is not None:
+            return self._ring(units, gpu, False)
+        return RecordedFeed(units, _slots(placement), partial(_copied, placement, gpu), self.lanes) if units else ResidentFeed()
+
+    def _ring(self, units: Sequence[Unit], gpu: Gpu, reads_back: bool) -> CardFeed:
+        placement, walk = self.placement, self.walk
+        late = () if walk is None else walk.late(units)
+        classes, distance = [u.ring_class for u in units], placement.weights.vram.prefetch_distance
+        turns = Turns(classes, _slots(placement), distance, self.wrap_around, late=late)
+        copies = [_copied(placement, gpu, unit) for unit in units]
+        source = self.dram if walk is None else WalkedDram(walk, self.dram)
+        ring = SimulatedRing(units, turns, lambda n: copies[n % len(copies)], source, self.lanes, self.record, H2D)
+        return CardFeed(ring, reads_back)
 
 
 def _slots(placement: Placement) -> dict[str, int]:

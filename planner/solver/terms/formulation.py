@@ -187,8 +187,10 @@ class Formulation(LinearProgram):
             UnitKind.head: self.head_blocks - self.head,
         }
         launched = self._launched()
-        interrupted = launched if p.model.dealt is None else 1 - self.all_cached  # no KV of several ranks lies outside VRAM
-        self.host = HostTerms(self, p, streamed, interrupted, self.ticks_per_s)
+        # no KV of several ranks lies outside VRAM
+        interrupted = 1 - self.all_cached if p.model.dealt is not None else launched if p.workload.kv_spill else 0
+        kept = streamed | {UnitKind.ffn: streamed[UnitKind.ffn] - self.from_ssd}
+        self.host = HostTerms(self, p, kept, interrupted, launched, self.ticks_per_s)
         self.host.keep_slots(self.ring)
         if self.wider:
             self.host.widen_ring(self.ring, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)

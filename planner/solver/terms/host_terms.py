@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.placement import head_block, head_blocks
-from penstock.planner.contract.given.unit_spec import UnitKind
+from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.beside import Beside, head_rows_timed, host_rows_timed, never_on_host, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
@@ -16,13 +17,21 @@ from penstock.planner.solver.terms.ring_terms import RingTerms
 
 
 class HostTerms:
-    """How many FFN units and blocks of the LM head the CPU computes, of ``outside`` that VRAM does not keep. None where a step is
-    ``interrupted``: by the drive, or by KV that lies outside VRAM."""
+    """How many FFN units and blocks of the LM head the CPU computes, of ``outside`` that DRAM keeps and VRAM does not. None where a step is
+    ``interrupted``: by KV that lies outside VRAM, of several ranks by the drive. FFN units alone where it is ``launched``."""
 
     def __init__(
-        self, program: LinearProgram, problem: Problem, outside: Mapping[UnitKind, Amount], interrupted: Amount, ticks_per_s: float
+        self,
+        program: LinearProgram,
+        problem: Problem,
+        outside: Mapping[UnitKind, Amount],
+        interrupted: Amount,
+        launched: Amount,
+        ticks_per_s: float,
     ):
         self._program, self._problem, self._ticks_per_s = program, problem, ticks_per_s
+        self._launched = launched if problem.model.dealt is None else 0
+        """1 where the interpreter hands units over, though a step could be recorded."""
         force = problem.force
         most = {UnitKind.ffn: most_host_units(problem), UnitKind.head: most_host_blocks(problem)}
         forced = {UnitKind.ffn: force.host_ffn, UnitKind.head: force.host_head}
@@ -37,12 +46,15 @@ class HostTerms:
             if not most[kind]:
                 if forced[kind]:
                     program.add(outside[kind] >= forced[kind])
-                    program.add(interrupted <= 0)
+                    if not isinstance(interrupted, int):
+                        program.add(interrupted <= 0)
                 continue
             self.decided[kind] = self.count[kind] = program.integer(name, 0, most[kind], forced[kind])
             program.add(self.count[kind] <= outside[kind])
         if not self.most:
             return
+        if most[UnitKind.head]:
+            program.add(self.count[UnitKind.head] <= most[UnitKind.head] * (1 - self._launched))
         self.any = program.integer("host_any", 0, 1)
         for kind, count in self.count.items():
             if most[kind]:
@@ -61,6 +73,7 @@ class HostTerms:
         price = Price()
         if most_host_units(p):
             price += total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units)) * self.count[UnitKind.ffn]
+            price += self._by_interpreter(beside, units)
         idle_t = head_t
         if self.most_blocks:
             block = head_block(p.model, head_blocks(p.model))
@@ -72,6 +85,18 @@ class HostTerms:
         held_up_t = self._program.amount("host_held_up_t")
         self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))
         return price + Price({Resource.cpu: held_up_t})
+
+    def _by_interpreter(self, beside: Beside, units: Sequence[UnitSpec]) -> Price:
+        """What FFN ``units`` take more where the interpreter hands them over."""
+        if isinstance(self._launched, int):
+            return Price()
+        slower, count = replace(beside, launched=True), self.count[UnitKind.ffn]
+        handed_t = sum(map(slower.handed_s, units)) / len(units) * self._ticks_per_s
+        more_t = handed_t - sum(map(beside.handed_s, units)) / len(units) * self._ticks_per_s
+        more, handing = self._program.amount("host_launched_t"), self._program.amount("host_handing_t")
+        for amount, each_t in ((more, more_t), (handing, handed_t)):
+            self._program.add(amount >= each_t * count - each_t * len(units) * (1 - self._launched))
+        return Price({Resource.cpu: more}, handing=handing)
 
     def keep_slots(self, ring: RingTerms) -> None:
         """Several ranks that wait for the CPU in turn do so with full slots: where it computes units, FFN units have more than one."""
@@ -102,16 +127,19 @@ def wider(problem: Problem) -> tuple[int, ...]:
 
 def most_host_units(problem: Problem) -> int:
     """FFN units that the CPU may compute, as far as machine, model and batch have a say; none where memory cannot hold the layers, so that
-    each pass reads the SSD."""
-    return problem.model.layers if _may(problem, host_rows_timed(problem.hardware, problem.model)) else 0
+    each pass reads the SSD, of several ranks, and where that takes longer than copying all that VRAM cannot hold."""
+    p, short = problem, _short(problem)
+    if short > 0 and (p.model.dealt is not None or (p.force.host_ffn is None and _reads_longer(p, short))):
+        return 0
+    return p.model.layers if _may(p, host_rows_timed(p.hardware, p.model)) else 0
 
 
 def most_host_blocks(problem: Problem) -> int:
-    """The same of blocks of the LM head; none, either, where the CPU and the link are no faster together than one after the other, or where
-    the user leaves all FFN units to the card and says nothing of the head."""
+    """The same of blocks of the LM head; none, either, where each pass reads the SSD, or CPU and link are no faster together than one after
+    the other, or the user leaves all FFN units to the card and says nothing of the head."""
     p = problem
     host, wanted = p.hardware.host, p.force.host_ffn if p.force.host_head is None else p.force.host_head
-    if host is None or wanted == 0 or never_on_host(p.model) or not _may(p, head_rows_timed(p.hardware, p.model)):
+    if host is None or wanted == 0 or never_on_host(p.model) or _short(p) > 0 or not _may(p, head_rows_timed(p.hardware, p.model)):
         return 0
     return head_blocks(p.model) if p.force.host_head is not None or host.beside_h2d + host.h2d_beside > 1 else 0
 
@@ -119,7 +147,19 @@ def most_host_blocks(problem: Problem) -> int:
 def _may(problem: Problem, timed: int) -> bool:
     """Whether the CPU may compute units with which products of so many rows were timed."""
     p = problem
-    if sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) > p.hardware.vram_bytes + p.hardware.dram_bytes:
-        return False
     rows = timed if p.force.host_rows is None else p.force.host_rows
     return p.batch <= rows <= timed and not no_hand_over(p.hardware, p.model)
+
+
+def _short(problem: Problem) -> int:
+    """Bytes of layers for which VRAM and DRAM have no room; 0 or less where all of them may find some."""
+    p = problem
+    return sum(p.model.attn_bytes) + sum(p.model.ffn_bytes) - p.hardware.vram_bytes - p.hardware.dram_bytes
+
+
+def _reads_longer(problem: Problem, short: int) -> bool:
+    """Whether reading ``short`` bytes takes longer than copying all layers for which VRAM has no room."""
+    p = problem
+    assert p.hardware.gpu is not None
+    copied = short + p.hardware.dram_bytes
+    return short / p.hardware.ssd_peak_gbps > copied / p.hardware.gpu.h2d.peak

@@ -11,16 +11,18 @@ import torch
 from penstock.planner.common.measures import align_up
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.policy.turns import Turns
+from penstock.planner.contract.policy.walk import Walk
 from penstock.runtime.engine.sides.host_side import HostSide
-from penstock.runtime.handed.ring_turns import Standing
+from penstock.runtime.handed.ring_turns import Standing, Walked
 from penstock.runtime.memory.device import CopyDevice
 from penstock.runtime.memory.pieces import cut
 from penstock.runtime.memory.vram import TENSOR_ALIGN, VramPool
 from penstock.runtime.model.decoded import DecodedUnit
 from penstock.runtime.model.fixtures import Fixture
 from penstock.runtime.moving.device_layout import DeviceLayout, device_layout
-from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.moving.ring import UnitSource, VramRing
 from penstock.runtime.moving.stream import Rehearsal, RingStream
 from penstock.runtime.recorded.recorded_stream import EXACTLY, RecordedStream, Recorder, Streamed
 
@@ -59,27 +61,39 @@ class CardSide:
             ledger=host.ledger,
             wrap=options.wrap_around,
             balance=max(1, weights.vram.prefetch_distance) if options.balance_units is None else options.balance_units,
-            keep=options.keep_finished_units,
         )
-        self.ring = self._ring_of(units=placement.streamed_units, source=host.dram)
+        self._keep = options.keep_finished_units
+        hands_over = bool(placement.host_units) and reads_layers(placement)
+        self.walk = Walk.of(placement) if hands_over else None
+        """What the ring and :meth:`another_ring` ask DRAM for, where the SSD is read in passes that hand units over."""
+        self.ring = self._open(placement.streamed_units, host.dram, self._keep)
         self._stream_of = partial(RingStream, dram=host.dram, device=copier, ledger=host.ledger)
         tensors = {u: x.tensors for u, x in streamed.items()}
         self.stream = self._stream_of(self.ring, layouts=tensors)
         self.rehearsal = Rehearsal(tensors, lambda u: slots[u.ring_class][0])
 
     def another_ring(self, units: Sequence[Unit]) -> tuple[VramRing, RingStream]:
-        """For passes that stream ``units`` alone, which stay in DRAM, through the same slots, while :attr:`ring` rests. A unit stays there
-        after it was left as long as in :attr:`ring`, or as far as their slots allow."""
-        keep, counts = self._ring_of.keywords["keep"], {name: len(buffers) for name, buffers in self.slots.items()}
+        """For passes that stream ``units`` alone through the same slots, while :attr:`ring` rests. They stay in DRAM, but for what
+        :attr:`walk` says. A unit stays in its slot after it was left as long as in :attr:`ring`, or as far as their slots allow."""
+        keep, counts = self._keep, {name: len(buffers) for name, buffers in self.slots.items()}
         if keep and units:
             keep = min(keep, Turns([unit.ring_class for unit in units], counts, 1).shortest_round - 1)
-        ring = self._ring_of(units=units, source=Standing(self._dram), keep=keep)
+        ring = self._open(units, Standing(self._dram), keep)
         return ring, self._stream_of(ring, layouts={u: self._streamed[u].tensors for u in units})
+
+    def _open(self, units: Sequence[Unit], source: UnitSource, keep: int) -> VramRing:
+        """A ring for ``units``, which come from ``source``, or as :attr:`walk` has it."""
+        walk = self.walk
+        if walk is not None:
+            source = Walked(walk, self._dram)
+        return self._ring_of(units=units, source=source, keep=keep, late=walk.late(units) if walk else ())
 
     @cached_property
     def from_dram(self) -> Mapping[Unit, Streamed]:
-        """What streams, in pieces, where it lies in DRAM for good."""
-        return {u: Streamed(u, self._dram.stays(u), self._pieces[u], x.tensors) for u, x in self._streamed.items()}
+        """What streams and lies in DRAM for good, in pieces."""
+        passing = self.walk.passing if self.walk else frozenset[Unit]()
+        stays = {u: x for u, x in self._streamed.items() if u not in passing}
+        return {u: Streamed(u, self._dram.stays(u), self._pieces[u], x.tensors) for u, x in stays.items()}
 
     def recorded(self, recorder: Recorder, units: Sequence[Unit], like: RecordedStream | None = None) -> RecordedStream:
         """For passes that are recorded: ``units`` of those through the ring's slots; going on from those ``like`` them."""

@@ -1,4 +1,4 @@
-"""Steps of several ranks that hand units over to the CPU, on both sides of memory."""
+"""Launched steps that hand units over to the CPU, on both sides of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_handed(host: HostSide, card: CardSide, copier: CopyDevice, locked: bool
         pool, host.units_on_host(model, placement.host_units), decided.rows, copier, locked, host.ledger, placement.model.layers, tell
     )
     ring, steps = card.another_ring(placement.step_units)
-    turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), host.dram, copier)
+    turns = RingTurns(card.ring, ring, lambda unit, into: card.from_dram[unit].copy(into, copier.copy), host.dram, copier, card.walk)
     handed = HandedSteps(decided, units, card.stream, card.ring, steps, ring, turns)
     stack.callback(handed.close)
     turns.start()

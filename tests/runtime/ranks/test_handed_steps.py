@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,15 +17,16 @@ from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.host_rates import HostRates
+from penstock.planner.contract.policy.walk import Walk
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.handed.handed_steps import HandedSteps
 from penstock.runtime.handed.launched_units import LaunchedUnits
-from penstock.runtime.handed.ring_turns import RingTurns, Standing
+from penstock.runtime.handed.ring_turns import RingTurns, Standing, Walked
 from penstock.runtime.kv.batch.page_pool import PagePool
 from penstock.runtime.memory.pieces import Segment
 from penstock.runtime.model.rows import Row, RowKind, Step
 from penstock.runtime.moving.ledger import Ledger
-from penstock.runtime.moving.ring import VramRing
+from penstock.runtime.moving.ring import UnitSource, VramRing
 from penstock.runtime.recorded.host_steps import host_unit
 from tests.runtime.fakes import FakeDevice
 from tests.runtime.formats.coded_checkpoints import compressed, gptq, packed, whole
@@ -152,24 +153,78 @@ class Dram:
     def wait_preloaded(self) -> None:
         """They are there."""
 
+    def wait_for(self, layers: Collection[int]) -> None:
+        """They are there, too."""
+
+
+class ReadDram(Dram):
+    """Some units are ``read`` for each visit, and are gone behind it. Says which were visited."""
+
+    def __init__(self, units: list[Unit], nbytes: int, read: set[Unit], draw: random.Random):
+        super().__init__(units, nbytes)
+        self._read, self._draw, self._kept = read, draw, {unit: at.clone() for unit, at in self._at.items()}
+        self.visits: list[Unit] = []
+        for unit in read:
+            self._at[unit].fill_(0)
+
+    def arrived(self, unit: Unit) -> bool:
+        return self._draw.random() < 0.5
+
+    def acquire(self, unit: Unit) -> tuple[int, torch.Tensor]:
+        self.visits.append(unit)
+        return 0, self._at[unit].copy_(self._kept[unit])
+
+    def release(self, unit: Unit) -> None:
+        if unit in self._read:
+            self._at[unit].fill_(0)
+
 
 class Rings:
-    """Prompts stream ``units``, steps those of them that are not ``left_out``; a test is copiers, retirers and the card."""
+    """Prompts stream ``units``, steps those of them that are not ``left_out``; a test is copiers, retirers and the card. Layers that are
+    ``read`` come from the SSD in each pass."""
 
-    def __init__(self, layers: int, left_out: set[int], slots: tuple[int, int], distance: int, draw: random.Random):
+    def __init__(
+        self,
+        layers: int,
+        left_out: set[int],
+        slots: tuple[int, int],
+        distance: int,
+        draw: random.Random,
+        read: set[int] = frozenset(),  # type: ignore[assignment]
+    ):
         self.units = [Unit(kind, layer) for layer in range(layers) for kind in ("attn", "ffn")]
         self.of_steps = [unit for unit in self.units if unit.kind == "attn" or unit.layer not in left_out]
-        self.dram, self.draw = Dram(self.units, 8), draw
+        passing = {unit for unit in self.units if unit.layer in read}
+        self.dram, self.draw = ReadDram(self.units, 8, passing, draw), draw
         self.device = FakeDevice(draw.choice)
-        source = Standing(cast(Any, self.dram))
+        walk = Walk(self.units, passing) if read else None
+
+        def source() -> UnitSource:
+            return Standing(cast(Any, self.dram)) if walk is None else Walked(walk, cast(Any, self.dram))
+
         buffers = {name: [torch.zeros(8, dtype=torch.uint8) for _ in range(n)] for name, n in zip(("attn", "ffn"), slots, strict=True)}
         pieces = (Segment(0, 0, 4), Segment(4, 4, 4))
         self.rings = [
-            VramRing(units, lambda _: pieces, buffers, source, self.device, distance, 2, Ledger(), True, 1, 0)
+            VramRing(
+                units,
+                lambda _: pieces,
+                buffers,
+                source(),
+                self.device,
+                distance,
+                2,
+                Ledger(),
+                late=() if walk is None else walk.late(units),
+            )
             for units in (self.units, self.of_steps)
         ]
         copy = self.device.copy
-        self.turns = RingTurns(*self.rings, lambda unit, into: copy(into, self.dram.stays(unit)), cast(Any, self.dram), self.device)
+
+        def bring(unit: Unit, into: torch.Tensor) -> None:
+            assert unit not in passing, "it would have to be read again"
+            copy(into, self.dram.stays(unit))
+
+        self.turns = RingTurns(*self.rings, bring, cast(Any, self.dram), self.device, walk)
         self.threads = [_Driven(work) for ring in self.rings for work in (ring.copying(), ring.retiring())]
         self.rings[1].pause()
         for ring in self.rings:  # whoever waits has the others go on
@@ -236,6 +291,27 @@ def test_two_rings_over_the_same_slots_never_show_a_unit_that_is_not_there(seed:
     want = [unit for ring in passes for unit in (rings.units, rings.of_steps)[ring]]
     numbers = {unit: number + 1 for number, unit in enumerate(rings.units)}
     assert rings.seen == [(unit, numbers[unit], numbers[unit]) for unit in want]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_units_that_are_read_for_each_pass_are_visited_once_in_their_order_whichever_ring_goes(seed: int) -> None:
+    draw = random.Random(seed)
+    layers = draw.randint(2, 6)
+    read = set(draw.sample(range(layers), draw.randint(1, layers - 1)))
+    left_out = {layer for layer in range(layers) if layer not in read and draw.random() < 0.6}
+    rings = Rings(layers, left_out, (draw.randint(1, 3), draw.randint(1, 3)), draw.randint(1, 5), draw, read)
+    passes = [draw.randrange(2) for _ in range(8)]
+    for ring in passes:
+        rings.pass_over(ring)
+    rings.device.on_compute_path = False
+    rings.wait(lambda: not rings.device._queues["compute"])
+    numbers = {unit: number + 1 for number, unit in enumerate(rings.units)}
+    want = [unit for ring in passes for unit in (rings.units, rings.of_steps)[ring]]
+    assert rings.seen == [(unit, numbers[unit], numbers[unit]) for unit in want]
+    visits = rings.dram.visits
+    assert visits == [rings.units[number % len(rings.units)] for number in range(len(visits))]
+    read_last = max(number for number, unit in enumerate(rings.units) if unit.layer in read)
+    assert len(visits) > 7 * len(rings.units) + read_last
 
 
 def test_a_unit_that_is_not_the_cards_is_never_handed_over() -> None:
