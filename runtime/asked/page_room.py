@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.memory_law import dram_use, used_bytes
 from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_bounce_bytes
-from penstock.runtime.asked.kv_place import directory
+from penstock.runtime.asked.kv_place import directory, folder_of_rank
 from penstock.runtime.asked.run_schema import ReuseConfig
 
 USUAL_LIMIT_BYTES = 10 << 30
@@ -78,7 +78,7 @@ def reuse_of_rank(cfg: ReuseConfig, plan: Plan, rank: int) -> ReuseConfig:
 
     planned = own.decisions.kv.reuse.ssd_bytes
     limit = USUAL_LIMIT_BYTES if cfg.limit_bytes is None and not planned else cfg.limit_bytes
-    place = None if cfg.dir is None else str(directory(cfg.dir) / f"rank-{rank}-of-{plan.ranks.count}")
+    place = None if cfg.dir is None else str(folder_of_rank(directory(cfg.dir), rank, plan.ranks.count))
     return fitted(replace(cfg, dir=place, limit_bytes=part(limit), staging_bytes=part(cfg.staging_bytes)), own)
 
 

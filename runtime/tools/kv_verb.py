@@ -1,17 +1,18 @@
-"""`runtime kv`: what a directory of KV pages holds, whether it is sound, and clearing it. Imports no torch."""
+"""`runtime kv`: what a directory of KV pages holds, whether it is sound, and clearing it: with all folders of ranks. Imports no torch."""
 
 from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_bytes
-from penstock.runtime.asked.kv_place import directory
+from penstock.runtime.asked.kv_place import directory, folders
 from penstock.runtime.asked.run_schema import KvAction, KvConfig
 from penstock.runtime.kv.disk.page_keys import KEY_BYTES
-from penstock.runtime.kv.disk.upkeep import NamespaceUse, SegmentReport, clear, list_namespaces, verify
+from penstock.runtime.kv.disk.upkeep import NamespaceUse, SegmentReport, VerifyReport, clear, list_namespaces, verify
 from penstock.runtime.tools.runtime_verbs import bar, say
 
 
@@ -25,48 +26,58 @@ def kv_verb(cfg: KvConfig) -> int:
 
 
 def _list(place: Path, cfg: KvConfig) -> int:
-    uses = list_namespaces(place)
-    rows = [("namespace", "model", "pages", "tokens", "bytes", "last use"), *map(_row, uses)]
+    found = [(_folder(each, place), use) for each in folders(place) for use in list_namespaces(each)]
+    rows = [("namespace", "model", "pages", "tokens", "bytes", "last use"), *(_row(folder, use) for folder, use in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         left, right = row[:2], row[2:]
         cells = [cell.ljust(width) for cell, width in zip(left, widths, strict=False)]
         print("  ".join([*cells, *(cell.rjust(width) for cell, width in zip(right, widths[2:], strict=True))]))
-    pages, nbytes = sum(use.pages for use in uses), sum(use.nbytes for use in uses)
-    documents = [{**vars(use), "namespace": use.namespace.hex()} for use in uses]
+    pages, nbytes = sum(use.pages for _, use in found), sum(use.nbytes for _, use in found)
+    documents = [{**vars(use), "namespace": use.namespace.hex(), "folder": folder} for folder, use in found]
     say(
         f"{place}: {pages} pages, {show_bytes(nbytes)}", {"dir": str(place), "pages": pages, "nbytes": nbytes, "namespaces": documents}, cfg
     )
     return 0
 
 
-def _row(use: NamespaceUse) -> tuple[str, ...]:
+def _folder(each: Path, place: Path) -> str:
+    """The name of ``each`` in ``place``; empty for ``place`` itself."""
+    return "" if each == place else each.name
+
+
+def _row(folder: str, use: NamespaceUse) -> tuple[str, ...]:
     used = datetime.datetime.fromtimestamp(use.used_s).isoformat(" ", "seconds")
-    return use.namespace.hex(), use.model or "-", str(use.pages), str(use.tokens), show_bytes(use.nbytes), used
+    model = ", ".join(filter(None, [use.model or "-", folder]))
+    return use.namespace.hex(), model, str(use.pages), str(use.tokens), show_bytes(use.nbytes), used
 
 
 def _verify(place: Path, cfg: KvConfig) -> int:
-    with bar("verifying") as progress:
-        report = verify(place, progress)
-    if report.index_problem is not None:
-        print(f"the index cannot be used, {report.index_problem}; the next writer makes it anew")
-    damaged = [segment for segment in report.segments if segment.damaged]
+    reports = dict[Path, VerifyReport]()
+    for each in folders(place):
+        with bar("verifying") as progress:
+            reports[each] = verify(each, progress)
+    problems = [(_folder(each, place), report.index_problem) for each, report in reports.items() if report.index_problem is not None]
+    for folder, problem in problems:
+        print(f"{f'{folder}: ' if folder else ''}the index cannot be used, {problem}; the next writer makes it anew")
+    segments = [replace(one, file=str(Path(_folder(each, place), one.file))) for each, report in reports.items() for one in report.segments]
+    damaged = [segment for segment in segments if segment.damaged]
     for segment in damaged:
         print(f"{segment.file}: namespace {segment.namespace.hex()}, {segment.pages} pages are sound")
         for line in segment.damaged:
             print(f"  {line}")
-    pages = sum(segment.pages for segment in report.segments)
+    pages = sum(segment.pages for segment in segments)
     verdict = f"{len(damaged)} damaged; what is damaged is computed again when it is needed" if damaged else "none damaged"
     document = {
         "dir": str(place),
         "pages": pages,
-        "nbytes": sum(segment.nbytes for segment in report.segments),
-        "segments": len(report.segments),
+        "nbytes": sum(segment.nbytes for segment in segments),
+        "segments": len(segments),
         "damaged": [_document(segment) for segment in damaged],
-        "index_problem": report.index_problem,
+        "index_problem": problems[0][1] if problems else None,
     }
-    say(f"{place}: sound pages {pages}, segments {len(report.segments)}, {verdict}", document, cfg)
-    return report.exit_status
+    say(f"{place}: sound pages {pages}, segments {len(segments)}, {verdict}", document, cfg)
+    return max(report.exit_status for report in reports.values())
 
 
 def _document(segment: SegmentReport) -> dict[str, object]:
@@ -74,13 +85,14 @@ def _document(segment: SegmentReport) -> dict[str, object]:
 
 
 def _clear(place: Path, cfg: KvConfig) -> int:
-    namespace = None if cfg.namespace is None else _parse(cfg.namespace)
+    namespace, cleared = None if cfg.namespace is None else _parse(cfg.namespace), folders(place)
     if namespace is not None:
-        there = [use.namespace for use in list_namespaces(place)]
-        if namespace not in there:
-            have = ", ".join(name.hex() for name in there) or "none"
+        there = {each: [use.namespace for use in list_namespaces(each)] for each in cleared}
+        cleared = [each for each in cleared if namespace in there[each]]
+        if not cleared:
+            have = ", ".join(name.hex() for names in there.values() for name in names) or "none"
             raise UserError(f"namespace={cfg.namespace}: not in {place}, which has {have}")
-    freed = clear(place, namespace)
+    freed = sum(clear(each, namespace) for each in cleared)
     say(f"{place}: {show_bytes(freed)} freed", {"dir": str(place), "namespace": cfg.namespace, "freed_bytes": freed}, cfg)
     return 0
 

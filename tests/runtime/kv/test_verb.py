@@ -109,6 +109,31 @@ def test_clear_leaves_the_other_namespaces_name(store: Path, kv) -> None:
     assert [use["model"] for use in kv("list", f"dir={store}")[2]["namespaces"]] == ["tiny-[llama] x"]
 
 
+def test_what_ranks_keep_in_their_folders_is_listed_verified_and_cleared(store: Path, tmp_path: Path, kv) -> None:
+    """`verify` called a directory of two ranks sound without a look at it, and `clear` freed nothing."""
+    (tmp_path / "pages" / "rank-notes").mkdir(parents=True)
+    whole, other = store.rename(tmp_path / "pages" / "rank-10-of-11"), tmp_path / "pages" / "rank-2-of-11"
+    with open_writer(other, OTHER) as writer:
+        put(writer, 0)
+    place = f"dir={tmp_path / 'pages'}"
+    _, (_, *rows, _), document = kv("list", place)
+    assert [row.split()[:4] for row in rows] == [
+        [SECOND, "-,", "rank-2-of-11", "1"],
+        [SECOND, "-,", "rank-10-of-11", "2"],
+        [FIRST, "tiny-[llama]", "x,", "rank-10-of-11"],
+    ]
+    assert document["pages"] == 9 and [use["folder"] for use in document["namespaces"]] == [other.name, whole.name, whole.name]
+    assert kv("verify", place)[0] == 0
+    flip(whole / "segment-00000000.kv", 40)
+    flip(other / INDEX, 30)
+    status, said, document = kv("verify", place)
+    assert status == 1 and said[0].startswith("rank-2-of-11: the index cannot be used, ")
+    assert [segment["file"] for segment in document["damaged"]] == ["rank-10-of-11/segment-00000000.kv"]
+    assert kv("clear", place, f"namespace={FIRST}")[2]["freed_bytes"] == 6 * SHAPE.record_bytes
+    assert kv("clear", place)[2]["freed_bytes"] == 3 * OTHER.record_bytes
+    assert kv("list", place)[2]["pages"] == 0
+
+
 def test_clear_is_refused_while_another_process_writes(store: Path, tmp_path: Path, nursery: Nursery) -> None:
     pid = nursery.hold(store)
     try:
