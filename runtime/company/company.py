@@ -212,6 +212,6 @@ def seat_of_environment() -> Seat | None:
         return None
     found = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     for name, value in found.items():
-        if not value.isdigit():
+        if not value.isdecimal():
             raise UserError(f"{name}={value}: must be a number, as torchrun sets it; unset RANK and WORLD_SIZE to start one process alone")
     return Seat(*map(int, found.values()))

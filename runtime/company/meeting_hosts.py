@@ -39,7 +39,7 @@ def meet_by_environment(claims: HostClaims) -> HostLine:
 
 def _port() -> int:
     said = os.environ.get(PORT) or os.environ.get("MASTER_PORT", "")
-    if not said.isdigit() or not 0 < int(said) < 65535:
+    if not said.isdecimal() or not 0 < int(said) < 65535:
         raise UserError(f"{PORT}={said}: must be a port, 1 to 65534; leave it out for the one behind MASTER_PORT, which torchrun sets")
     return int(said) + (PORT not in os.environ)
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.peers.handshake import Refused, call_peer
 from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.given.network import Network
 from penstock.planner.probe.between import peer_rates
@@ -51,6 +52,23 @@ def test_the_network_to_a_peer_is_timed_and_strangers_are_not_answered(here, mon
     assert set(found.origin("2026-11-23")) == {"network.gbps", "network.hop_s"}
 
 
+def test_a_rank_that_calls_the_probe_is_told_so_and_the_next_peer_is_answered(here, monkeypatch):
+    """It has the secret, so that it is refused by name: the server ended with a traceback."""
+    monkeypatch.setattr(peer_rates, "PIECE_BYTES", 1 << 20)
+    said: list[str] = []
+
+    def call() -> NetworkRates:
+        while not said:
+            pass
+        with socket.create_connection((here.host, here.port)) as sock, pytest.raises(Refused, match="is no probe"):
+            call_peer(sock, SECRET, {"host": "b", "rank": 2})
+        return measure_peers([here], SECRET, 0.01)
+
+    found = both(lambda: serve_peers(here, SECRET, said.append, peers=1), call)[1]
+    assert isinstance(found, NetworkRates)
+    assert said[1].startswith("127.0.0.1 was not answered: is no probe") and said[2:] == ["timed with 127.0.0.1"]
+
+
 def test_another_secret_is_said_so(here, monkeypatch):
     found = found_of(here, b"another secret of some bytes", [], monkeypatch)
     assert isinstance(found, UserError) and "set PENSTOCK_SECRET to the same on both hosts" in str(found)
@@ -58,7 +76,10 @@ def test_another_secret_is_said_so(here, monkeypatch):
         measure_peers([here], SECRET)
 
 
-@pytest.mark.parametrize("text", ["10.0.0.2", ":29700", "0.0.0.0:29700", "host:0", "host:x", "[::]:1x"])
+NONE = ["10.0.0.2", ":29700", "0.0.0.0:29700", "host:0", "host:x", "[::]:1x", "host:²", "a..b:29700", f"{'x' * 64}:29700"]
+
+
+@pytest.mark.parametrize("text", NONE)
 def test_an_address_names_one_network(text):
     with pytest.raises(UserError, match="probe.serve="):
         PeerAddress.of("probe.serve", text)

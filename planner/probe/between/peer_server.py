@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.peers.handshake import answer_peer
+from penstock.planner.common.peers.handshake import Refused, answer_peer
 from penstock.planner.common.peers.sealed import BrokenWords, Sealed
 from penstock.planner.probe.between.peer_address import PeerAddress
 
@@ -37,7 +37,7 @@ def serve_peers(address: PeerAddress, secret: bytes, say: Callable[[str], None],
                     answer(answer_peer(sock, secret, _wants).way)
                     say(f"timed with {caller}")
                     peers = None if peers is None else peers - 1
-                except (BrokenWords, OSError) as error:
+                except (BrokenWords, Refused, OSError) as error:
                     say(f"{caller} was not answered: {error}")
 
 
