@@ -153,6 +153,8 @@ class Company:
         """This rank cannot go on, and so nobody can: rank 0 is to end with ``status`` and tell ``line``."""
         if self.heart is not None and self.heart.lost is None:
             self.heart.failed(status, line)
+        elif self.heart is not None:
+            self.heart.tell_lost()
         if self.line is not None:
             self.line.end(f"rank {self.rank}: {line}")
 

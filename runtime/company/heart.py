@@ -29,6 +29,8 @@ class Heart:
         self._left = threading.Event()
         self._tell_lost: Callable[[str], None] | None = None
         self._told = threading.Event()
+        self._is_alone = False
+        """Whether the watchdog has no line of its own for why all has ended."""
         self.lost: str | None = None
         """Why all has ended."""
         self.status = 2
@@ -53,8 +55,15 @@ class Heart:
         """``told`` hears the watchdog's line, too."""
         self._tell_lost = told
 
+    def tell_lost(self) -> None:
+        """This rank ends since all has ended. Why is told here where nobody else tells it."""
+        if self._is_alone and not self._left.is_set():
+            self._left.set()
+            tell(f"runtime: {self.lost}")
+
     def end(self, status: int, line: str) -> None:
         """All ranks of this host end, this one by itself, as if the watchdog had said ``line``."""
+        self._is_alone = True
         self._say("kill")
         self._say("bye")  # the watchdog has no line of its own for what follows
         self._end(f"end {status} {' '.join(line.split())}")

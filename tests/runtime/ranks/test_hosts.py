@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.company import host_line, meeting_hosts
-from penstock.runtime.company.company import Seat
+from penstock.runtime.company import host_line, meeting_hosts, starting
+from penstock.runtime.company.company import Company, Seat
+from penstock.runtime.company.heart import Heart
 from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.host_line import HostLine
 from penstock.runtime.company.interface import named_address
@@ -115,6 +117,24 @@ def test_a_host_that_says_nothing_any_more_is_lost(monkeypatch):
     here.attach(heart)
     silent.way.tell({"steady": False})
     assert heart.told.wait(20) and heart.line == "host b (ranks 2 to 3) was lost: nothing came in time; all ranks have ended"
+
+
+@pytest.mark.parametrize("by_line", [True, False])
+def test_a_rank_that_follows_tells_which_host_was_lost_where_its_watchdog_does_not(by_line, capfd):
+    """Its connections break before it is ended: three times of five it ended by itself, with status 2 and without a line."""
+    name, line = starting._socket_name(), "host a (rank 0) was lost: the connection was closed; all ranks have ended"
+    with starting._listening(name) as listening:
+        heart = Heart(name, 1)
+        dog, _ = listening.accept()
+        end = partial(heart.end, 2, line) if by_line else partial(dog.sendall, f"end 2 {line}\n".encode())
+        with dog:
+            ending = threading.Thread(target=end)
+            ending.start()
+            assert heart.why(20) == line
+            Company(Seat(1, 2, 0, 1), heart).failed(2, "a connection broke")
+            heart.leave()
+            ending.join()
+    assert capfd.readouterr().err == (f"runtime: {line}\n" if by_line else "")
 
 
 def test_two_hosts_without_a_named_network_are_refused(monkeypatch):
