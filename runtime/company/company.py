@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(days=365)
 """Whoever hangs is found by the watchdog, whoever waits for a prompt does not hang."""
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
+"""In the environment of a rank: where all of them meet."""
 WHY_S = 8.0
 """Within which the watchdog says why a connection broke."""
 OF_CARD_S = 1.0
 """The same where this rank's card failed, perhaps since another one is gone."""
+_UNSET = "unset RANK and WORLD_SIZE to start one process alone"
 
 
 @dataclass(frozen=True)
@@ -209,11 +212,22 @@ def _first_line(error: Exception) -> str:
 
 def seat_of_environment() -> Seat | None:
     """What a launcher such as torchrun says in RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None where nothing does. UserError for
-    other text."""
+    other text, for numbers that do not go together, and where nobody says where the ranks meet."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     found = {name: os.environ.get(name, "0") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     for name, value in found.items():
         if not value.isdecimal():
-            raise UserError(f"{name}={value}: must be a number, as torchrun sets it; unset RANK and WORLD_SIZE to start one process alone")
-    return Seat(*map(int, found.values()))
+            raise UserError(f"{name}={value}: must be a number, as torchrun sets it; {_UNSET}")
+    seat = Seat(*map(int, found.values()))
+    if seat.rank >= seat.count:
+        raise UserError(f"RANK={seat.rank}: must be less than WORLD_SIZE={seat.count}, as torchrun sets it; {_UNSET}")
+    if seat.on_host and seat.count % seat.on_host:
+        raise UserError(
+            f"LOCAL_WORLD_SIZE={seat.on_host}: each host must have as many of WORLD_SIZE={seat.count} ranks; give torchrun the same"
+            " --nproc-per-node on all"
+        )
+    missing = [name for name in MEETING if not os.environ.get(name)]
+    if missing and seat.count > 1:
+        raise UserError(f"RANK and WORLD_SIZE are set, and {missing[0]} is not: torchrun sets all of them; {_UNSET}")
+    return seat
