@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from pathlib import Path
+from types import FrameType
 
 import xxhash
 
@@ -18,6 +20,10 @@ from penstock.runtime.company.host_claims import HostClaims, versions
 from penstock.runtime.company.starting import enter
 from penstock.runtime.led.rank_process import be_led
 from penstock.runtime.memory.free_memory import refuse_full_cards
+
+MOMENT_S = 1.0
+"""Within which the watchdog says that a rank was lost, where the launcher ends all for that."""
+_AGAIN_S = 0.05
 
 
 def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
@@ -51,4 +57,23 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
     company.identity = identity
     if seat.rank:
         be_led(company, checkpoint)
+    else:
+        end_by_line(company)
     return company, seat.rank > 0
+
+
+def end_by_line(company: Company) -> None:
+    """Have SIGTERM do nothing where another rank was lost: the launcher sends it as well, and this process ends by the line that names the
+    rank."""
+    usual = signal.getsignal(signal.SIGTERM)
+    if not callable(usual):
+        return
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        until = time.monotonic() + MOMENT_S
+        while not company.is_lost and time.monotonic() < until:  # no lock: the main thread may hold it
+            time.sleep(_AGAIN_S)
+        if not company.is_lost:
+            usual(number, frame)
+
+    signal.signal(signal.SIGTERM, heard)

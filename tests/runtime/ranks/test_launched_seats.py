@@ -1,31 +1,35 @@
-"""What a launcher says of a process: whatever cannot be is one line, before torch is imported."""
+"""What a launcher says of a process, and when it ends it: whatever cannot be is one line, before torch is imported."""
 
 from __future__ import annotations
+
+import signal
+import threading
 
 import pytest
 
 from penstock.planner.common.errors import UserError
-from penstock.runtime.company.company import Seat, seat_of_environment
+from penstock.runtime.company.company import Company, Seat, seat_of_environment
+from penstock.runtime.led import launched
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch):
+def seat(monkeypatch: pytest.MonkeyPatch):
     """The seat of a process in which torchrun's variables are changed so; None leaves one out."""
 
-    def seat(**changed: str | None) -> Seat | None:
+    def found(**changed: str | None) -> Seat | None:
         for name, value in (TORCHRUN | changed).items():
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
         return seat_of_environment()
 
-    return seat
+    return found
 
 
-def test_a_launched_process_has_a_seat_and_another_has_none(launched) -> None:
-    assert launched() == Seat(1, 4, 1, 2)
-    assert launched(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR=None) == Seat(0, 1, 1, 1)
-    assert launched(RANK=None) is None
+def test_a_launched_process_has_a_seat_and_another_has_none(seat) -> None:
+    assert seat() == Seat(1, 4, 1, 2)
+    assert seat(RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1", MASTER_ADDR=None) == Seat(0, 1, 1, 1)
+    assert seat(RANK=None) is None
 
 
 @pytest.mark.parametrize(
@@ -39,6 +43,24 @@ def test_a_launched_process_has_a_seat_and_another_has_none(launched) -> None:
         ({"MASTER_PORT": ""}, "MASTER_PORT is not"),
     ],
 )
-def test_what_cannot_be_is_one_line(changed, said, launched) -> None:
+def test_what_cannot_be_is_one_line(changed, said, seat) -> None:
     with pytest.raises(UserError, match=said):
-        launched(**changed)
+        seat(**changed)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_launchers_sigterm_leaves_the_word_to_the_line_that_names_the_lost_rank(lost, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes a moment behind the rank's end: rank 0 said that it was terminated, and nobody which rank was lost."""
+    came: list[int] = []
+    company = Company(Seat(0, 2), None)
+    monkeypatch.setattr(launched, "MOMENT_S", 0.2)
+    usual = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        launched.end_by_line(company)
+        ending = threading.Timer(0.05, company.kill_others if lost else threading.Event)
+        ending.start()
+        signal.raise_signal(signal.SIGTERM)
+        ending.join()
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+    assert came == ([] if lost else [signal.SIGTERM])
