@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(days=365)
 """Whoever hangs is found by the watchdog, whoever waits for a prompt does not hang."""
+MEETING_TIME = timedelta(minutes=5)
+"""For all ranks that a launcher started to come, with torch imported: until then no watchdog looks after them."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 """In the environment of a rank: where all of them meet."""
 WHY_S = 8.0
@@ -95,7 +97,17 @@ class Company:
 
         with self.noticing(), uninterrupted():
             # nobody needs an address beside the group's: of one host all stay on its loopback
-            dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=self.seat.count, timeout=PATIENCE)
+            patience = MEETING_TIME if self.heart is None else PATIENCE
+            try:
+                dist.init_process_group("gloo", init_method="env://", rank=self.rank, world_size=self.seat.count, timeout=patience)
+            except (dist.DistStoreError, dist.DistNetworkError) as error:
+                if self.heart is not None:
+                    raise
+                raise UserError(
+                    f"not all of {self.seat.count} ranks came to {':'.join(os.environ[name] for name in MEETING)} within"
+                    f" {patience.total_seconds():g} s; see which one hangs or has ended, and start all of them again"
+                ) from error
+            dist.distributed_c10d._get_default_store().set_timeout(PATIENCE)
             self._joined = True
             group, self._ways = (dist.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
         self._mail = Mail(group)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from penstock.planner.common.errors import UserError
 from penstock.runtime.company.company import Company, Seat, seat_of_environment
 from penstock.runtime.led import launched
+from tests.cli import HANGS_S, ROOT
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -64,3 +69,27 @@ def test_a_launchers_sigterm_leaves_the_word_to_the_line_that_names_the_lost_ran
     finally:
         signal.signal(signal.SIGTERM, usual)
     assert came == ([] if lost else [signal.SIGTERM])
+
+
+MEETING = """
+from datetime import timedelta
+from penstock.planner.common.errors import UserError
+from penstock.runtime.company import company
+company.MEETING_TIME = timedelta(seconds=1)
+try:
+    company.Company(company.seat_of_environment(), None).join()
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_rank_that_hangs_before_all_have_met_is_not_waited_for_without_an_end() -> None:
+    """No watchdog looks after them yet: a launched rank that was stopped while it imported torch held up the others for ever."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    seat = TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, **seat, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", MEETING], env=env, capture_output=True, text=True, timeout=HANGS_S)
+    line = f"not all of 4 ranks came to 127.0.0.1:{port} within 1 s; see which one hangs or has ended, and start all of them again\n"
+    assert (ended.returncode, ended.stdout) == (0, line), ended.stderr
