@@ -15,7 +15,10 @@ the middle term counts for them. With a layer's room in the ring plans left more
 longer than predicted.
 
 Where each pass of one rank reads layers from the SSD, its step is launched kernel by kernel: the interpreter launches nothing while it
-waits for the CPU, so launches and units follow each other.
+waits for the CPU, so launches and units follow each other. What CPU, link and drive together move beyond the bus holds up the CPU and
+the link for as long as the drive reads: the S bytes that it reads at s add to both rows
+
+    (c' + l' + s - bus) / bus * S / s
 
 Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
 and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
@@ -227,7 +230,16 @@ class Beside:
         and sooner through; that it slows copies down :meth:`computed` has counted."""
         return max(0.0, self.rates.beside_h2d + self.rates.h2d_beside - 1) / self.rates.h2d_beside
 
-    def bill(self, units: Price, host: Iterable[UnitSpec], head: Price, table: PriceTable) -> Price:
+    def crowding(self, units: Iterable[UnitSpec]) -> float:
+        """Seconds by which CPU and link are held up for each second of reading the SSD: they and the drive together may move more than the
+        host's bus carries while the CPU multiplies by ``units``."""
+        gpu, bus_gbps = self.hardware.gpu, self.hardware.dram_bus_gbps
+        assert gpu is not None
+        c_gbps = max((unit.stored_bytes / GB / self.alone_s(unit) for unit in units), default=0.0)
+        asked_gbps = c_gbps * self.rates.beside_h2d + gpu.h2d.peak * self.rates.h2d_beside + self.hardware.ssd_peak_gbps
+        return max(0.0, asked_gbps / bus_gbps - 1) if bus_gbps and c_gbps else 0.0
+
+    def bill(self, units: Price, host: Sequence[UnitSpec], head: Price, table: PriceTable) -> Price:
         """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies."""
         copied_s, head_s, meanwhile_s = units.of(Resource.h2d), head.of(Resource.h2d), 0.0
         bill = units
@@ -239,6 +251,8 @@ class Beside:
                 head_s -= copy.of(Resource.h2d)
                 meanwhile_s += self.meanwhile_s(unit)
         waits = Price({Resource.cpu: self.held_up(copied_s, max(0.0, head_s - meanwhile_s))})
+        if self.launched and not self._in_turn:
+            waits += Price(dict.fromkeys((Resource.cpu, Resource.h2d), units.of(Resource.ssd) * self.crowding(host)))
         return bill + waits + Price(rests=max(0.0, meanwhile_s - head_s) * self.resting)
 
 

@@ -197,7 +197,7 @@ class Formulation(LinearProgram):
         self.attention = HostKvTerms(self, p, self.kv.layers[Tier.dram], self.page.layer_bytes, self.ticks_per_s)
         of_step = self.host.streamed(streamed)
         kv_of_step = self._step_kv(kv)
-        step = phase.bill(self._step_units(units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
+        step = phase.bill(self._step_units(units, most_units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
         self._lasts(self.decode_t, step)
         self.ring.lasts(self.decode_t, step_phase, step, of_step, ticks)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)
@@ -225,8 +225,9 @@ class Formulation(LinearProgram):
         self.whole_prefill_t, self.whole_step_t = self.prefill_t + passes * pass_t, self.decode_t + pass_t
         self.total_t = prefill_weight * self.whole_prefill_t + decode_weight * self.whole_step_t
 
-    def _step_units(self, units: Price) -> Price:
-        """``units`` as a decode step pays them: the CPU computes some that stream in other passes, or attends beside their copies."""
+    def _step_units(self, units: Price, most_units: Price) -> Price:
+        """``units``, ``most_units`` at most, as a decode step pays them: the CPU computes some that stream in other passes, or attends
+        beside their copies."""
         model, beside = self.problem.model, self.host.most or self.attention.most
         head_t = self.step_head_t = self._head_copies() if self.gpu and (beside or model.experts) else 0
         if not beside:
@@ -241,7 +242,8 @@ class Formulation(LinearProgram):
             self.add(copies_t >= all_t - spared_t - most_t * (1 - bit))
         most_t = max(most_t for _, most_t in self.copies)
         step = units.without(Resource.h2d) + Price({Resource.h2d: copies_t})
-        step += self.host.step(copies_t, head_t, most_t) if self.host.most else NOTHING
+        reads_t, most_reads_t = units.of(Resource.ssd), most_units.of(Resource.ssd)
+        step += self.host.step(copies_t, head_t, most_t, reads_t, most_reads_t) if self.host.most else NOTHING
         return self.attention.step(step, copies_t, head_t, most_t) if self.attention.most else step
 
     @property

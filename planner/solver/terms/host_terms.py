@@ -66,14 +66,19 @@ class HostTerms:
         """Of ``units`` outside VRAM those that a decode step copies."""
         return {kind: count - self.count.get(kind, 0) for kind, count in units.items()}
 
-    def step(self, copies_t: Amount, head_t: Amount, most_t: float) -> Price:
-        """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most."""
+    def step(self, copies_t: Amount, head_t: Amount, most_t: float, reads_t: Amount, most_reads_t: Amount) -> Price:
+        """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most; and
+        beyond what it reads from the SSD, ``reads_t`` ticks, ``most_reads_t`` at most."""
         p = self._problem
         beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
         price = Price()
         if most_host_units(p):
             price += total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units)) * self.count[UnitKind.ffn]
             price += self._by_interpreter(beside, units)
+            if not isinstance(self._launched, int) and (crowding := beside.crowding(units)):
+                crowded_t = self._program.amount("host_crowded_t")
+                self._program.add(crowded_t >= crowding * (reads_t - most_reads_t * (1 - self.any)))
+                price += Price(dict.fromkeys((Resource.cpu, Resource.h2d), crowded_t))
         idle_t = head_t
         if self.most_blocks:
             block = head_block(p.model, head_blocks(p.model))
@@ -129,9 +134,10 @@ def most_host_units(problem: Problem) -> int:
     """FFN units that the CPU may compute, as far as machine, model and batch have a say; none where memory cannot hold the layers, so that
     each pass reads the SSD, of several ranks, and where that takes longer than copying all that VRAM cannot hold."""
     p, short = problem, _short(problem)
-    if short > 0 and (p.model.dealt is not None or (p.force.host_ffn is None and _reads_longer(p, short))):
+    if not _may(p, host_rows_timed(p.hardware, p.model)):
         return 0
-    return p.model.layers if _may(p, host_rows_timed(p.hardware, p.model)) else 0
+    too_short = short > 0 and (p.model.dealt is not None or (p.force.host_ffn is None and _reads_longer(p, short)))
+    return 0 if too_short else p.model.layers
 
 
 def most_host_blocks(problem: Problem) -> int:
