@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.decided.recording import reads_layers
+from penstock.planner.contract.decided.recording import launched_hands_over, reads_layers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
@@ -156,11 +156,11 @@ def drafted_rows(plan: Plan) -> int:
 
 
 def host_units(plan: Plan) -> dict[Unit, int]:
-    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it. None in a step that is launched
-    kernel by kernel and verifies drafts."""
+    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it. None in a step that verifies drafts
+    and is launched kernel by kernel where others are recorded."""
     decisions, placement, rows = plan.decisions, plan.placement, plan.decisions.batch * drafted_rows(plan)
-    launched = not is_recorded(plan.hardware, placement, decisions.kv)
-    if not decisions.weights.host.compute(rows) or (launched and rows > decisions.batch):
+    handed = is_recorded(plan.hardware, placement, decisions.kv) or launched_hands_over(plan.hardware, placement)
+    if not decisions.weights.host.compute(rows) or not (handed or rows == decisions.batch):
         return {}
     beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms, reads_layers(placement))
     return {unit: ns(beside.handed_s(placement.part(unit))) for unit in placement.host_units}

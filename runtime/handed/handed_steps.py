@@ -13,8 +13,8 @@ from penstock.runtime.recorded.heard_stream import HeardStream
 
 
 class HandedSteps:
-    """Steps of as many rows as ``decided`` hand ``units`` over, and stream by ``steps``, whose ring is ``step_ring``. All other passes
-    stream by ``prompts``, through ``ring``. Costs two threads."""
+    """Steps of no more tokens than ``decided`` has rows, drafts with them, hand ``units`` over, and stream by ``steps``, whose ring is
+    ``step_ring``. All other passes stream by ``prompts``, through ``ring``. Costs two threads."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class HandedSteps:
 
     def stream_of(self, step: Step) -> WeightStream:
         """``step`` comes next -> what feeds it."""
-        alone = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
-        handed = alone and self._decided.compute(len(step.rows)) and self._units.refused is None
+        prompts = any(row.kind is RowKind.prompt for row in step.rows)
+        handed = not prompts and self._decided.compute(step.tokens) and self._units.refused is None
         self._units.begin_pass(handed)
         self._turns.take(self._step_ring if handed else self._ring)
         self.steps += handed

@@ -121,6 +121,13 @@ def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
     return never_recorded(model) is None and hops_launched(hardware, model) is None
 
 
+def launched_hands_over(hardware: HardwareProfile, placement: Placement) -> bool:
+    """Whether a step that is launched kernel by kernel has the CPU compute FFN units: of one rank that :func:`reads_layers`, and of several
+    whose steps are never recorded."""
+    dealt = placement.model.dealt is not None
+    return reads_layers(placement) or (dealt and not can_record(hardware, placement.model))
+
+
 def launching(hardware: HardwareProfile, model: ModelSpec) -> HardwareProfile:
     """``hardware`` where steps of ``model`` are launched kernel by kernel. A card of several ranks has its kernels queued while others
     compute, so they take as long there as in a recorded step; their hops are launched, too."""

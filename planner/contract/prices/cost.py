@@ -9,7 +9,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import launching
+from penstock.planner.contract.decided.recording import launched_hands_over, launching
 from penstock.planner.contract.decided.speculating import Speculation
 from penstock.planner.contract.experts.expert_misses import misses, visit
 from penstock.planner.contract.experts.expert_slots import kept_at_first
@@ -255,13 +255,14 @@ def verify_s(
     counted: a model that drafts, which promises ``alone``, takes a step for each token of the chain. Meanwhile the link fills the ring.
 
     Priced as a step of so many rows: :func:`verified`. Where no pass of all sequences and so many tokens is recorded, it is launched kernel
-    by kernel.
+    by kernel, and the CPU computes units where other launched steps have it do so.
     """
     drafts, machine, priced = decisions.speculation.tokens, hardware, decisions
     shapes = shapes_wanted(hardware, model, decisions)
     if drafts and not any(shape.rows >= decisions.batch and shape.tokens > drafts for shape in shapes):
         machine = launching(hardware, model)
-        priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
+        if not launched_hands_over(hardware, place(model, decisions.weights, hardware.gpu is not None)):
+            priced = replace(decisions, weights=replace(decisions.weights, host=HostUnits()))
     drafting_s = drafts * alone.decode_s if alone else 0.0
     prefill = Prefill(machine, model, *verified(workload, priced))
     step = prefill.step()

@@ -338,7 +338,11 @@ def test_a_unit_that_is_not_the_cards_is_never_handed_over() -> None:
         others, step = cast(Any, ("prompts", "ring", "steps", "of steps", _Turns())), Step((Row(0, (5,), 3, (0,), RowKind.decode),))
         refused = HandedSteps(HostUnits(1, 2), units, *others)
         assert refused.stream_of(step) == "prompts" and refused.facts()["steps"] == 0
-        assert HandedSteps(HostUnits(1, 2), units_of(module, pool), *others).stream_of(step) != "prompts"
+        handed = HandedSteps(HostUnits(1, 2), units_of(module, pool), *others)
+        assert handed.stream_of(step) != "prompts"
+        drafted, longer = (Step((Row(0, (5,) * tokens, 3, (0,), RowKind.verify),)) for tokens in (2, 3))
+        prompt = Step((Row(0, (5,), 3, (0,), RowKind.prompt),))
+        assert handed.stream_of(drafted) != "prompts" and handed.stream_of(longer) == handed.stream_of(prompt) == "prompts"
 
 
 class _Turns:
