@@ -80,6 +80,15 @@ def test_a_broken_plan_is_named_since_its_prediction_is_old(plan: Plan) -> None:
     assert found.broken_a == () and "DRAM: the plan needs" in found.broken_b[0]
 
 
+@pytest.mark.parametrize("change", [{"batch": 0}, {"prefill_chunk_tokens": 0}])
+def test_a_plan_of_which_nothing_can_be_predicted_is_compared_all_the_same(change: dict[str, int], plan: Plan) -> None:
+    broken = replace(plan, decisions=replace(plan.decisions, **change))
+    found = compare(broken, plan)
+    assert found.broken_a and found.broken_b == ()
+    assert names(found, Part.decided).keys() == change.keys()
+    assert {name for name in names(found, Part.predicted) if "nine_in_ten" not in name} == set()
+
+
 def test_diff_shows_a_table_and_ends_with_json(plan: Plan, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "a.yaml")
     text = (tmp_path / "a.yaml").read_text()

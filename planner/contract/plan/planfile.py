@@ -185,8 +185,8 @@ def _load(path: Path, key: str) -> Mapping[str, Any]:
 
 
 def as_mapping(plan: Plan) -> dict[str, Any]:
-    """What the file of ``plan`` holds, section by section."""
-    decisions = plan.decisions
+    """What the file of ``plan`` holds, section by section. Where a rule is broken nothing is predicted of it but what was written."""
+    decisions, sound = plan.decisions, not broken_in(plan)
     return {
         "penstock": FORMAT,
         "notes": list(plan.notes),
@@ -199,8 +199,8 @@ def as_mapping(plan: Plan) -> dict[str, Any]:
         "prefill_part_tokens": decisions.prefill_part_tokens or None,
         "recorded_prompt_tokens": decisions.recorded_prompt_tokens or None,
         "ranks": _plain(ranks_mapping(plan.ranks, decisions)),
-        "predicted": _rounded(_plain(plan.prediction) | {_INTERVALS: _plain(plan.intervals)}),
-        "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens else None,
+        "predicted": _rounded(_plain(plan.prediction) | ({_INTERVALS: _plain(plan.intervals)} if sound else {})),
+        "break_even_tokens": _plain(plan.break_even) if plan.workload.kept_tokens and sound else None,
         "hardware": hardware_mapping(plan.hardware),
         "model": model_mapping(plan.model),
         "workload": dict(workload_mapping(plan.workload)),
