@@ -21,7 +21,17 @@ class Part(StrEnum):
 
 
 SECTIONS = {
-    Part.decided: ("weights", "kv", "experts", "batch", "prefill_chunk_tokens", "prefill_part_tokens", "recorded_prompt_tokens", "ranks"),
+    Part.decided: (
+        "weights",
+        "kv",
+        "experts",
+        "batch",
+        "prefill_chunk_tokens",
+        "speculation",
+        "prefill_part_tokens",
+        "recorded_prompt_tokens",
+        "ranks",
+    ),
     Part.predicted: ("predicted", "break_even_tokens"),
     Part.assumed: ("hardware", "model", "workload"),
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
@@ -87,6 +88,12 @@ def test_a_plan_of_which_nothing_can_be_predicted_is_compared_all_the_same(chang
     assert found.broken_a and found.broken_b == ()
     assert names(found, Part.decided).keys() == change.keys()
     assert {name for name in names(found, Part.predicted) if "nine_in_ten" not in name} == set()
+
+
+def test_how_tokens_are_drafted_is_decided_too(plan: Plan) -> None:
+    drafting = replace(plan, decisions=replace(plan.decisions, speculation=Speculation(Drafter.lookup, 4, 0.3)))
+    drafts = {d.name: (d.a, d.b) for d in compare(plan, drafting).differences if d.part is Part.decided}
+    assert drafts["speculation.drafter"] == (None, "lookup") and drafts["speculation.tokens"] == (None, 4)
 
 
 def test_diff_shows_a_table_and_ends_with_json(plan: Plan, tmp_path: Path) -> None:
