@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from penstock.planner.common.command.sweep_folders import LAUNCHERS, check_launcher, read_points
+from penstock.planner.common.command.sweep_folders import LAUNCHERS, check_files, check_launcher, read_points
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.plan.plan import Plan
@@ -81,6 +81,16 @@ def test_runs_are_swept_too_and_reported_beside_what_was_predicted(tmp_path: Pat
     assert all(row["predicted_over_measured"] > 0 and row["model"] for row in rows if row["kind"] == "run")
 
 
+def test_each_point_records_the_routings_of_its_own(tmp_path: Path) -> None:
+    write_plan(plan_for(save_tiny(tmp_path / "model", "mixtral", layers=2), decisions()), tmp_path / "tiny.yaml")
+    sweep = ("plan=tiny.yaml", "max_new_tokens=2,3", "moe.record=routings.jsonl", "--multirun")
+    result = command("runtime", "run", *sweep, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    files = [point.files for point in read_points(tmp_path / "sweeps" / "0")]
+    assert files == [(f"sweeps/0/{k}/routings.jsonl", f"sweeps/0/{k}/run.json") for k in range(2)]
+    assert not (tmp_path / "routings.jsonl").exists()
+
+
 def killed(directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     """A sweep of three points, of which the second kills whatever process it runs in: each imports ``sitecustomize``."""
     lines = ["import submitit.core.core", "submitit.core.core.Job._results_timeout_s = 1"] if WAITS in args else []
@@ -130,6 +140,13 @@ def test_a_launcher_that_is_none_or_not_installed_is_one_line(tmp_path: Path) ->
             if distribution:
                 with pytest.raises(UserError, match=f"not installed here; pip install {distribution},"):
                     check_launcher([f"hydra/launcher={name}"])
+
+
+@pytest.mark.parametrize("out", ["/tmp/plan.yaml", "../plan.yaml", "'a/../../plan.yaml'", "~/plan.yaml"])
+def test_a_file_that_all_points_would_share_is_refused_before_the_first_one(out: str, tmp_path: Path) -> None:
+    line = refusal("planner", *SOLVE, f"out={out}", cwd=tmp_path)
+    assert "all points of the sweep would write it, and each has a directory; set out=plan.yaml" in line
+    check_files(["out=/tmp/a.yaml,/tmp/b.yaml"])
 
 
 @pytest.mark.skipif(find_spec("hydra_plugins.hydra_submitit_launcher") is None, reason="submitit is not installed here")

@@ -21,7 +21,7 @@ from penstock.planner.common.command.job import LOCAL, Call, calling, complete
 from penstock.planner.common.command.job import job as job
 from penstock.planner.common.command.known_keys import strip_none
 from penstock.planner.common.command.overrides import Grammar, key_of, normalise, quote
-from penstock.planner.common.command.sweep_folders import check_launcher, death_of_worker, sweep_directory
+from penstock.planner.common.command.sweep_folders import check_files, check_launcher, death_of_worker, sweep_directory
 from penstock.planner.common.command.verb import CONFIG as CONFIG
 from penstock.planner.common.command.verb import Verb as Verb
 from penstock.planner.common.command.verb import grammar_of, own_profiles, spelled_out
@@ -170,6 +170,7 @@ def _run(verb: Verb, args: argparse.Namespace) -> int:
     typed = spelled_out(args.overrides, verb.words)
     if multirun:
         check_launcher(typed)
+        check_files(typed)
     call, overrides = _read(verb, grammar, typed, _program())
     if args.config_dir is None:
         args.config_dir = str(profile_dir()) if profile_dir().is_dir() else None

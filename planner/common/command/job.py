@@ -22,7 +22,7 @@ from penstock.planner.common.closing import Closing
 from penstock.planner.common.command.complaints import explain
 from penstock.planner.common.command.known_keys import Key
 from penstock.planner.common.command.overrides import key_of
-from penstock.planner.common.command.sweep_folders import OUTPUT, POINT, Point, read_points, write_point
+from penstock.planner.common.command.sweep_folders import FILES, OUTPUT, POINT, Point, read_points, write_point
 from penstock.planner.common.command.sweep_table import point_line, print_points, swept_keys
 from penstock.planner.common.command.wsm import Environment
 from penstock.planner.common.errors import UserError
@@ -36,9 +36,6 @@ from penstock.planner.common.user_folder import profile_dir
 
 LOCAL = "local"
 """The hardware profile of this machine."""
-
-FILES = ("out", "html", "plot", "trace")
-"""Keys of files that a verb leaves: in a sweep each point leaves its own."""
 
 BUG = 1
 """Exit status of a point that ended with an exception that is nobody's mistake but the program's."""
@@ -152,8 +149,11 @@ def _run(task: Callable[[Any], int | None], cfg: Any, call: Call, hydra: Any, di
     _credit(config, hydra.overrides.task)
     if directory is not None and isinstance(config, Closing):
         config.json = True
-    for name in (name for name in FILES if getattr(config, name, None)) if directory is not None else ():
-        setattr(config, name, os.path.relpath(directory / getattr(config, name)))
+    for file in FILES if directory is not None else ():
+        section, _, name = file.rpartition(".")
+        holder = getattr(config, section, None) if section else config
+        if getattr(holder, name, None):
+            setattr(holder, name, os.path.relpath(directory / getattr(holder, name)))
     raise_if_interrupted()
     status = task(config) or 0
     call.status = max(call.status, status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from penstock.planner.common.command.overrides import key_of, quote
+from penstock.planner.common.command.overrides import key_of, quote, split_commas, unquoted
 from penstock.planner.common.errors import UserError, nearest
 
 SWEEP_CONFIG = "multirun.yaml"
@@ -20,6 +21,9 @@ POINT = "point.json"
 """What each point leaves in its directory, also one that failed."""
 OUTPUT = "output.txt"
 """What a point would have printed."""
+
+FILES = ("out", "html", "plot", "trace", "moe.record")
+"""Keys of files that a verb leaves: in a sweep each point leaves its own."""
 
 LAUNCHERS = {
     "basic": ("hydra", ""),
@@ -91,6 +95,17 @@ def check_launcher(overrides: Collection[str]) -> None:
     module, distribution = LAUNCHERS[name]
     if not _installed(module):
         raise UserError(f"hydra/launcher={name}: not installed here; pip install {distribution}, or leave it out to run one by one")
+
+
+def check_files(overrides: Collection[str]) -> None:
+    """Raise UserError for a file outside the points' directories that all of them would write."""
+    for override in overrides:
+        key, value = key_of(override), override.partition("=")[2]
+        names = [unquoted(part.strip()) for part in split_commas(value)] if key in FILES else []
+        if len(names) == 1 and (names[0].startswith(("/", "~")) or os.path.normpath(names[0]).split(os.sep)[0] == os.pardir):
+            raise UserError(
+                f"{key}={names[0]}: all points of the sweep would write it, and each has a directory; set {key}={Path(names[0]).name}"
+            )
 
 
 def _installed(module: str) -> bool:
