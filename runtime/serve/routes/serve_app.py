@@ -52,8 +52,10 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
     async def of_path(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         words = {404: "no such path; see /openapi.json", 405: f"{request.method} is not for this path; see /openapi.json"}
-        message = words.get(error.status_code, "the body is no text in UTF-8; send JSON in UTF-8")
-        answer = error_response(request.url.path, ApiError(error.status_code, message))
+        unread = None if error.status_code in words else "invalid_json"
+        message = words.get(error.status_code) or _unread_body(error.__cause__)
+        answer = error_response(request.url.path, ApiError(error.status_code, message, code=unread))
+        error.__cause__ = None  # its frames hold the body
         answer.headers.update(error.headers or {})
         return answer
 
@@ -70,6 +72,15 @@ def serve_app(front: Front, local_only: bool, origins: Sequence[str], tell: Call
     if origins:
         guarded = CORSMiddleware(guarded, allow_origins=list(origins), allow_methods=["GET", "POST"], allow_headers=["*"])
     return guarded
+
+
+def _unread_body(cause: BaseException | None) -> str:
+    """What is wrong with a body of which Python's reader made neither a value nor a place where JSON ends."""
+    if isinstance(cause, RecursionError):
+        return "the body has too many brackets within brackets; send fewer"
+    if isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):
+        return "the body has a number of thousands of digits; send a smaller one"
+    return "the body is no text in UTF-8; send JSON in UTF-8"
 
 
 def _wrong_body(found: Sequence[Mapping[str, Any]], body: Any) -> ApiError:

@@ -73,6 +73,19 @@ def test_what_is_no_json_object_is_a_400(raw: bytes) -> None:
     assert response.status_code == 400 and response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("raw, word", [
+    (b'{"prompt": "\xff"}', "no text in UTF-8"),
+    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "thousands of digits"),
+    (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "brackets within brackets"),
+], ids=["no-utf8", "digits", "deep"])  # fmt: skip
+def test_a_body_that_cannot_be_read_is_told_what_is_wrong_with_it(raw: bytes, word: str) -> None:
+    async def ask(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/v1/completions", content=raw, headers={"content-type": "application/json"})
+
+    error = play(Script(), ask).json()["error"]
+    assert word in error["message"] and error["code"] == "invalid_json"
+
+
 MANY: tuple[Any, ...] = ([{}] * 2000, [1, "a", None] * 700, [[1]] * 2000 + [{}], [[{}] * 2000], {str(k): {} for k in range(2000)})
 HELLO = [{"role": "user", "content": "a"}]
 NAMED = {"name": "a", "schema": {"type": "alien"}}
