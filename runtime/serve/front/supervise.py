@@ -12,6 +12,7 @@ from penstock.planner.common.errors import UserError
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.wire.frames import AsyncFrames, BadFrame
 from penstock.runtime.serve.wire.messages import (
+    Cancel,
     Chosen,
     Drain,
     EngineInfo,
@@ -35,7 +36,7 @@ Mail = Callable[[Message | Chosen | ApiError], None]
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before the motor is started again: doubled each time that it ended without having been ready."""
 LINGER_S = 5.0
-"""That a motor may take to end once its socket is closed."""
+"""That a motor may take to end once its socket is closed, and before that once all that it answered was given up."""
 
 
 class MotorProcess(Protocol):
@@ -137,8 +138,8 @@ class Supervisor:
         self.state = "stopped"
 
     async def drain(self, drain_s: float) -> None:
-        """Take nothing new; return when what was under way is answered and the motor has ended, by force after ``drain_s``, or at once
-        where it loads yet."""
+        """Take nothing new; return when what was under way is answered and the motor has ended. After ``drain_s`` the rest is given up, so
+        that the motor keeps its pages and says its report. It ends by force where it does not then, and at once where it loads yet."""
         was, self.state, self._ending = self.state, "draining", True
         process = self._process
         if process is None:
@@ -149,7 +150,13 @@ class Supervisor:
                 await asyncio.wait_for(process.ended(), drain_s)
         else:
             process.kill()
+        late = list(self._mail)
         self._fail(ApiError(503, "the server is shutting down; ask again", code="draining"))
+        if late:
+            for number in late:
+                self.post(Cancel(number))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.ended(), LINGER_S)
         await self._end(process)
 
     def kill(self) -> None:

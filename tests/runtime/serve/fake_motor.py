@@ -100,7 +100,8 @@ class FakeMotor:
 
     async def _run(self) -> None:
         frames = await AsyncFrames.over(self._theirs)
-        living: set[asyncio.Task[None]] = set()
+        living: dict[int, asyncio.Task[None]] = {}
+        stopping: asyncio.Task[None] | None = None
         try:
             while (data := await frames.receive()) is not None:
                 message = heard(data)
@@ -110,18 +111,24 @@ class FakeMotor:
                         return
                 elif isinstance(message, Submit):
                     self._script.submitted.append(message)
-                    living.add(asyncio.create_task(self._answer(frames, message)))
+                    living[message.id] = asyncio.create_task(self._answer(frames, message))
                 elif isinstance(message, Cancel):
                     self._script.cancelled.append(message)
                     self._over[message.id, -1 if message.index is None else message.index] = True
+                    if message.index is None and message.id in living:
+                        living[message.id].cancel()
                 elif isinstance(message, Drain):
-                    await asyncio.gather(*living)
-                    await frames.send(said(Stopped({"tokens": 5})))
-                    return
+                    stopping = asyncio.create_task(self._stop(frames, list(living.values())))
         finally:
-            for task in living:
+            for task in [*living.values(), *([stopping] if stopping else [])]:
                 task.cancel()
             frames.close()
+
+    async def _stop(self, frames: AsyncFrames, living: list[asyncio.Task[None]]) -> None:
+        await asyncio.gather(*living, return_exceptions=True)
+        with contextlib.suppress(OSError):
+            await frames.send(said(Stopped({"tokens": 5})))
+        frames.close()
 
     async def _open(self, frames: AsyncFrames) -> None:
         await frames.send(said(Loading("weights", 1, 2)))

@@ -332,10 +332,10 @@ def test_a_signal_while_the_model_is_loaded_ends_a_server_as_it_does_any_verb(nu
     assert came == [number]
 
 
-def test_what_has_not_ended_when_the_drain_is_over_gets_an_error_event() -> None:
+def test_what_has_not_ended_when_the_drain_is_over_gets_an_error_event_and_the_report_is_there() -> None:
     script = Script(go_on=asyncio.Event())
 
-    async def scenario() -> bytes:
+    async def scenario() -> tuple[bytes, object]:
         async with serving(script, drain_s=0.2) as one:
             reader, writer = await one.connect()
             writer.write(REQUEST)
@@ -343,10 +343,11 @@ def test_what_has_not_ended_when_the_drain_is_over_gets_an_error_event() -> None
             os.kill(os.getpid(), signal.SIGINT)
             rest = await reader.read(-1)
             writer.close()
-            return rest
+            return rest, await one.task
 
-    answer = run(scenario())
+    answer, report = run(scenario())
     assert b'"code":"draining"' in answer and b"data: [DONE]\n\n" in answer
+    assert report == {"tokens": 5}
 
 
 def test_a_server_whose_engine_only_the_user_can_help_ends_with_its_words() -> None:
