@@ -11,6 +11,11 @@ FENCE = '"""'
 """A line of it begins and ends a text of several lines."""
 
 
+def whole(typed: str) -> str:
+    """``typed`` as text: prompt_toolkit hands bytes that are not UTF-8 on as halves of characters, which no tokenizer takes."""
+    return typed.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 class TerminalInput:
     """Enter sends, Alt-Enter (or Ctrl-J) begins a new line; a text that begins with ``FENCE`` is sent once it ends so. Arrow keys find
     what was typed before, Tab completes ``commands``. ``status`` is shown at the bottom."""
@@ -57,7 +62,7 @@ class TerminalInput:
 
     def read(self) -> str:
         """The next text. EOFError at Ctrl-D; KeyboardInterrupt at Ctrl-C, by which what was typed is gone."""
-        return self._session.prompt([("bold ansicyan", "> ")]).removeprefix(FENCE).removesuffix(FENCE).strip("\n")
+        return whole(self._session.prompt([("bold ansicyan", "> ")])).removeprefix(FENCE).removesuffix(FENCE).strip("\n")
 
 
 @contextmanager
