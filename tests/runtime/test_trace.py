@@ -18,7 +18,22 @@ import pytest
 import torch
 
 import penstock.runtime.engine.sides.host_side
-from penstock.planner.common.timeline.spans import COMPUTE, H2D, PASS, SSD, Sample, Span, Timeline, chrome_trace, lanes, whole_reads
+from penstock.planner.common.timeline.spans import (
+    COMPUTE,
+    EXPERTS,
+    H2D,
+    HOP,
+    KV,
+    PASS,
+    SSD,
+    Sample,
+    Span,
+    Timeline,
+    chrome_trace,
+    lanes,
+    whole_reads,
+)
+from penstock.planner.common.timeline.spans import CPU as CPU_TRACK
 from penstock.planner.common.timeline.timeline_picture import draw
 from penstock.runtime.engine.engine import Engine
 from penstock.runtime.engine.passes.generate import Batch
@@ -232,6 +247,15 @@ def test_the_cpu_beside_the_card_has_a_row_below_compute(tmp_path: Path) -> None
     assert ledger.totals()["cpu"].busy_s == pytest.approx(2.4)
     draw(timeline, tmp_path / "beside.png")
     assert (tmp_path / "beside.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("waits_for", [EXPERTS, KV, H2D, SSD, CPU_TRACK, HOP])
+def test_a_picture_shows_whatever_is_waited_for(waits_for: str, tmp_path: Path) -> None:
+    """Simulated experts and spilled KV are waited for by names of their own."""
+    spans = [Span(PASS, "prefill", 0, 2), Span(COMPUTE, "attn.0", 1, 2), Span(COMPUTE, "attn.0", 0, 1, 0, waits_for)]
+    spans += [Span(EXPERTS, "expert.0.1", 0, 1, 10), Span(KV, "kv.0", 0.5, 1, 10), Span(KV, "kv.0", 0, 0.5, 0, COMPUTE)]
+    draw(Timeline(spans), tmp_path / "waits.png")
+    assert (tmp_path / "waits.png").read_bytes().startswith(PNG)
 
 
 def test_overlapping_spans_are_dealt_out_to_as_few_lanes_as_it_takes() -> None:

@@ -6,23 +6,40 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, PASS, SSD, Span, Timeline, busy_s, lanes, whole_reads
+from penstock.planner.common.timeline.spans import (
+    COMPUTE,
+    CPU,
+    EXPERTS,
+    H2D,
+    HOP,
+    KV,
+    PASS,
+    SSD,
+    Span,
+    Timeline,
+    busy_s,
+    lanes,
+    whole_reads,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROWS = {PASS: "pass", COMPUTE: "compute", CPU: "CPU", H2D: "H2D copy", SSD: "SSD read"}
+ROWS = {PASS: "pass", COMPUTE: "compute", CPU: "CPU", H2D: "H2D copy", EXPERTS: "expert copy", SSD: "SSD read"}
+"""Tracks that are drawn, from the top; the others are in a trace of JSON alone."""
 COLOURS = {
     "attention": "#4C78A8",
     "FFN": "#72B7B2",
     "LM head": "#B279A2",
+    "expert": "#54A24B",
     "layer": "#8CA252",
     "pass": "#D9D9D9",
     "pass, every other": "#BFBFBF",
 }
-WAITS = {SSD: "#E45756", H2D: "#F58518", COMPUTE: "#EECA3B", CPU: "#9D755D"}
+WAITS = {SSD: "#E45756", H2D: "#F58518", EXPERTS: "#FF9DA6", KV: "#D67195", COMPUTE: "#EECA3B", CPU: "#9D755D", HOP: "#79706E"}
 """By what is waited for."""
+NAMES = ROWS | {KV: "KV copy", HOP: "hop"}
 PASSES = 4
 """Passes of the upper panel: the prefill and the first decode steps; of more, units would be thinner than a line."""
 HEIGHT = 0.8
@@ -80,7 +97,7 @@ def _panel(axes: Axes, window: _Window, rows: Sequence[str], spans: Sequence[Spa
         mine = [s for s in spans if s.track == row and s.end > window.start and s.start < window.end]
         bottom = len(rows) - 1 - k - HEIGHT / 2
         work, waits = [s for s in mine if not s.waits_for], [s for s in mine if s.waits_for]
-        dealt = lanes(_whole_copies(work) if row == H2D else work)
+        dealt = lanes(_whole_copies(work) if row in (H2D, EXPERTS) else work)
         for lane, members in enumerate(dealt):
             height = HEIGHT / len(dealt)
             low = bottom + HEIGHT - (lane + 1) * height
@@ -144,17 +161,17 @@ def _look(span: Span, index: int) -> str:
         return "pass, every other" if index % 2 else "pass"
     if span.track == SSD:
         return "layer"
-    return {"attn": "attention", "ffn": "FFN", "head": "LM head"}.get(span.name.partition(".")[0], "layer")
+    return {"attn": "attention", "ffn": "FFN", "head": "LM head", "expert": "expert"}.get(span.name.partition(".")[0], "layer")
 
 
 def _legend(figure: Figure, spans: Sequence[Span]) -> None:
     from matplotlib.patches import Patch
 
-    looks = dict.fromkeys(_look(s, 0) for s in spans if not s.waits_for and s.track != PASS)
-    waits = {(s.track, s.waits_for) for s in spans if s.waits_for}
+    looks = dict.fromkeys(_look(s, 0) for s in spans if not s.waits_for and s.track in ROWS and s.track != PASS)
+    waits = {(s.track, s.waits_for) for s in spans if s.waits_for and s.track in ROWS}
     handles = [Patch(color=COLOURS[look], label=look) for look in COLOURS if look in looks]
     for stage, colour in WAITS.items():
         who = [ROWS[track] for track, waited in sorted(waits) if waited == stage]
         if who:
-            handles.append(Patch(color=colour, label=f"{' and '.join(who)} waits for {ROWS[stage]}"))
+            handles.append(Patch(color=colour, label=f"{' and '.join(who)} waits for {NAMES[stage]}"))
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
