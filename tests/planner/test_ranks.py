@@ -329,6 +329,7 @@ def test_ranks_of_a_host_are_neighbours_and_have_its_cards():
         ),
         (0, {}, "ranks=0: must be 1 or more; set ranks=1, or leave it out"),
         (5, {}, "ranks=5: small has 4 GPUs for plans; set ranks=4 or fewer and solve again"),
+        (2, {"cards": 1}, "ranks=2: small has 1 GPU for plans; set ranks=1 and solve again"),
         (9, {"cards": 16}, "ranks=9: small has 8 layers, and each rank needs one; set ranks=8 or fewer"),
         (9, {"vram": 0}, r"ranks=9: hardware\.cpu\.cores=8, and each rank needs one; set ranks=8 or fewer"),
     ],

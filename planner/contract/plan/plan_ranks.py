@@ -60,13 +60,13 @@ def check_ranks(
     cards, cores = hardware.cards * hardware.hosts, hardware.cpu_cores * hardware.hosts
     if hardware.gpu is not None and count > cards:
         raise UserError(
-            f"{asked}: {hardware.name} has {hardware.cards} GPU{'s' * (hardware.cards > 1)} for plans{each}; set ranks={cards} or fewer "
+            f"{asked}: {hardware.name} has {hardware.cards} GPU{'s' * (hardware.cards > 1)} for plans{each}; set {_at_most(cards)} "
             "and solve again, or name more GPUs by hardware.devices="
         )
     if hardware.gpu is None and count > cores:
-        raise UserError(f"{asked}: hardware.cpu.cores={hardware.cpu_cores}{each}, and each rank needs one; set ranks={cores} or fewer")
+        raise UserError(f"{asked}: hardware.cpu.cores={hardware.cpu_cores}{each}, and each rank needs one; set {_at_most(cores)}")
     if count > min(model.layers, model.vocab):
-        raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set ranks={model.layers} or fewer")
+        raise UserError(f"{asked}: {model.name} has {model.layers} layers, and each rank needs one; set {_at_most(model.layers)}")
     if why := never_dealt(model):
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
     if share is ExpertShare.sliced and (why := never_sliced(model, count)):
@@ -88,3 +88,8 @@ def _check_hosts(hardware: HardwareProfile, count: int) -> None:
         )
     if count % hosts:
         raise UserError(f"ranks={count}: hardware.hosts={hosts}, with as many ranks on each; set ranks={hosts}, or another multiple of it")
+
+
+def _at_most(ranks: int) -> str:
+    """There is nothing below one rank."""
+    return f"ranks={ranks} or fewer" if ranks > 1 else "ranks=1"
