@@ -15,21 +15,11 @@ from penstock.planner.contract.prices.launches import is_recorded, issue_s, keep
 from penstock.planner.contract.prices.price import computing_of
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.explain.margins import Margin
-from penstock.planner.render.stage_names import IN_TURN, stage_names
-from penstock.planner.render.whereabouts import beside_card
+from penstock.planner.render.stage_names import decode_waits, prefill_waits, stage_names
 from penstock.planner.solver.terms.menu import MENUS
 
 NEARLY = 0.98
 """A stage that is busy for this share of its phase would hold it up next."""
-
-
-_WAITS = {
-    True: ("routers", "for experts that are known only after their router"),
-    False: ("host", "in which kernels and copies wait for each other to be launched"),
-}
-"""Whether experts are routed -> what a phase waits for beyond its slowest stage."""
-_BESIDE = (IN_TURN, "of each for what the other computed")
-"""The same of a step with units of the CPU."""
 
 
 class Grip(StrEnum):
@@ -65,8 +55,11 @@ def constraints(plan: Plan, margins: Sequence[Margin]) -> tuple[Constraint, ...]
 
 def _stages(plan: Plan) -> Iterator[Constraint]:
     p = plan.prediction
-    phases = (("decode", p.decode_stages, p.decode_s_per_token, 0.0), ("prefill", p.prefill_stages, p.prefill_s, p.restore_s))
-    for phase, stages, phase_s, first_s in phases:
+    phases = (
+        ("decode", p.decode_stages, p.decode_s_per_token, 0.0, decode_waits(plan)),
+        ("prefill", p.prefill_stages, p.prefill_s, p.restore_s, prefill_waits(plan)),
+    )
+    for phase, stages, phase_s, first_s, waits in phases:
         slowest_s = max(stages.values())
         for stage, name in stage_names(plan).items():
             busy_s = stages[stage]
@@ -79,12 +72,9 @@ def _stages(plan: Plan) -> Iterator[Constraint]:
             elif (phase, stage) == ("decode", computing_of(plan.hardware)) and (pieces_s := launched_pieces_s(plan)):
                 note += f", {show_seconds(pieces_s)} of it launching behind routers"
             yield Constraint(f"{phase}: {name}", grip, busy_s, phase_s, "s", f"{show_seconds(busy_s)}, {note}")
-        fixed_s = plan.passes_s[phase]
-        waited_s = phase_s - first_s - slowest_s - fixed_s
-        if waited_s > 1e-9 * phase_s:
-            name, why = _BESIDE if phase == "decode" and beside_card(plan) else _WAITS[plan.model.experts is not None]
-            yield Constraint(f"{phase}: {name}", Grip.binds, waited_s, phase_s, "s", f"{show_seconds(waited_s)} {why}")
-        if fixed_s:
+        for wait in waits:
+            yield Constraint(f"{phase}: {wait.name}", Grip.binds, wait.seconds, phase_s, "s", f"{show_seconds(wait.seconds)} {wait.why}")
+        if fixed_s := plan.passes_s[phase]:
             note = f"{show_seconds(fixed_s)} in which no stage works, as runs found"
             yield Constraint(f"{phase}: each pass", Grip.binds, fixed_s, phase_s, "s", note)
         if first_s:

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource, computing_of
-from penstock.planner.render.stage_names import IN_TURN
+from penstock.planner.render.stage_names import decode_waits
 from penstock.planner.render.whereabouts import beside_bytes, beside_card
 
-ROUTERS, HOST = "routers", "host"
-"""The lane of what cannot overlap: since it is known only after a router, or since one interpreter launches kernels and copies."""
 EACH_PASS = "each pass"
 """The lane of what no stage explains (``HardwareProfile.pass_s``)."""
 
@@ -65,13 +63,12 @@ def lanes(plan: Plan) -> tuple[Lane, ...]:
         computing_of(plan.hardware): [(f"layer {i}", "layer", 1) for i in range(plan.model.layers)],
     }
     found = [Lane(stage, _in_turn(work[stage], 0.0, p.decode_stages[stage])) for stage in work if p.decode_stages[stage] > 0]
-    slowest_s, explained_s = max(p.decode_stages.values()), p.decode_s_per_token - plan.passes_s["decode"]
-    if explained_s > slowest_s * (1 + 1e-9):
-        lane, what = (ROUTERS, "waiting for experts") if plan.model.experts else (HOST, "launching kernels and copies in turn")
-        lane, what = (IN_TURN, "one after the other") if host else (lane, what)
-        found.append(Lane(lane, (Part(what, "wait", slowest_s, explained_s),)))
+    at_s = max(p.decode_stages.values())
+    for wait in decode_waits(plan):
+        found.append(Lane(wait.name, (Part(wait.meanwhile, "wait", at_s, at_s + wait.seconds),)))
+        at_s += wait.seconds
     if plan.passes_s["decode"]:
-        found.append(Lane(EACH_PASS, (Part("no stage works", "pass", explained_s, p.decode_s_per_token),)))
+        found.append(Lane(EACH_PASS, (Part("no stage works", "pass", at_s, p.decode_s_per_token),)))
     return tuple(found)
 
 

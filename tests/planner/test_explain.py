@@ -29,8 +29,8 @@ from penstock.planner.explain.margins import margins, step_of
 from penstock.planner.explain.neighbours import candidates, neighbours
 from penstock.planner.explain.purchases import next_card, offers, preset_cards
 from penstock.planner.explain.resources import AMOUNTS, products, resources
-from penstock.planner.render.stage_names import stage_names
-from penstock.planner.render.step_lanes import ROUTERS, lanes
+from penstock.planner.render.stage_names import ROUTERS, stage_names
+from penstock.planner.render.step_lanes import lanes
 from penstock.planner.solver.impossible import document as document_of_impossible
 from penstock.planner.solver.impossible import explain_impossible
 from penstock.planner.solver.infeasible import Infeasible

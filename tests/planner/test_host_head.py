@@ -13,6 +13,7 @@ from penstock.planner.contract.config.geometry import spec_from_geometry
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import Unit
+from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -24,7 +25,10 @@ from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
+from penstock.planner.explain.constraints import constraints
 from penstock.planner.render.decided import decided
+from penstock.planner.render.stage_names import IN_TURN, decode_bound
+from penstock.planner.render.step_lanes import lanes
 from penstock.planner.render.whereabouts import computed_by
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.outcome import Told
@@ -81,6 +85,32 @@ def test_the_last_blocks_are_the_cpus_and_stream_in_prompts():
     assert plan.prediction.h2d_bytes_per_token == copied
     assert told.busy("prefill", CPU) == 0 < told.busy("decode", CPU) and told.busy("decode", H2D) > 0
     assert computed_by(plan)["CPU, where they lie"] == sum(map(placement.unit_bytes, placement.host_units))
+
+
+def waits_of(plan: Plan) -> list[str]:
+    """Names of what `explain` says that a decode step waits for beyond its resources."""
+    resources = {f"decode: {name}" for name in ("DRAM bus", "H2D", "D2H", "compute", "CPU")}
+    return [one.name for one in constraints(plan, ()) if one.name.startswith("decode") and one.name not in resources]
+
+
+def test_a_link_that_rests_while_the_ring_is_full_is_not_taken_for_card_and_cpu_in_turn():
+    """Nor for the host, which launches such a step at once."""
+    plan = planned(TIGHT, M, work(new_tokens=16), host_head=1, host_ffn=0, resident_head=0)
+    stages = plan.prediction.decode_stages
+    assert stages["card"] + stages["cpu"] < stages["h2d"] < plan.prediction.decode_s_per_token
+    assert waits_of(plan) == ["decode: full ring"] and decode_bound(plan) == "H2D"
+    assert [lane.stage for lane in lanes(plan)][-1] == "full ring"
+    in_turn = planned(TIGHT, M, work(new_tokens=16), host_ffn=16)
+    assert waits_of(in_turn) == [f"decode: {IN_TURN}"] and decode_bound(in_turn) == IN_TURN
+
+
+def test_seconds_of_drafts_are_named_beside_what_a_step_without_them_waits_for():
+    plan = planned(TIGHT, M, work(new_tokens=16), host_ffn=16)
+    drafted = replace(plan.decisions, speculation=Speculation(Drafter.lookup, 3, 0.3))
+    verifying = replace(plan, decisions=drafted, prediction=predict(plan.hardware, plan.model, plan.workload, drafted))
+    assert verifying.prediction.decode_s_per_token > plan.prediction.decode_s_per_token
+    assert waits_of(verifying) == [f"decode: {IN_TURN}", "decode: drafts"]
+    assert lanes(verifying)[-1].parts[-1].end_s == pytest.approx(verifying.prediction.decode_s_per_token)
 
 
 def test_a_step_of_which_nothing_is_copied_has_the_cpu_compute_the_head():

@@ -13,7 +13,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.explain.explanation import explain
 from penstock.planner.export.otherwise import planned
-from penstock.planner.render.step_lanes import EACH_PASS, ROUTERS, lanes
+from penstock.planner.render.stage_names import ROUTERS
+from penstock.planner.render.step_lanes import EACH_PASS, lanes
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told

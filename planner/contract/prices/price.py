@@ -58,6 +58,23 @@ class Late(StrEnum):
     """All, for slots as well: what was kept is computed before what came, and frees none."""
 
 
+class Chain(StrEnum):
+    """What a piece of work may wait for longer than for any resource."""
+
+    launched = "launched"
+    """Kernels and copies, which one interpreter issues."""
+    handed = "handed"
+    """The interpreter, which launches, or waits for what the CPU computes."""
+    behind = "behind"
+    """Copies beside which nothing is left to compute."""
+    full = "full"
+    """The link, which rests while the ring is full."""
+    late = "late"
+    """Experts that are known when routers have spoken."""
+    in_turn = "in_turn"
+    """The card and the CPU, one for the other."""
+
+
 def computing(place: Place) -> Resource:
     """What computes with a unit there."""
     return Resource.cpu if place is Place.host else Resource.card
@@ -158,14 +175,23 @@ class Price:
         ring is full.
         """
         yield from (self.of(resource) for resource in Resource)
-        yield self.in_turn
-        yield self.issued + self.handing if self.hands_over else 0.0
-        yield self.of(Resource.card) + self.behind if self.waits else 0.0
-        yield self.of(Resource.h2d) + self.rests if self.is_full else 0.0
+        yield from (seconds for _, seconds in self._chains())
+
+    def _chains(self) -> Iterator[tuple[Chain, Amount]]:
+        yield Chain.launched, self.in_turn
+        yield Chain.handed, self.issued + self.handing if self.hands_over else 0.0
+        yield Chain.behind, self.of(Resource.card) + self.behind if self.waits else 0.0
+        yield Chain.full, self.of(Resource.h2d) + self.rests if self.is_full else 0.0
         for layers in Late:
-            yield self.computing + self.behind + self.late[layers] if layers in self.late else 0.0
+            yield Chain.late, self.computing + self.behind + self.late[layers] if layers in self.late else 0.0
         both = Resource.card in self.seconds and Resource.cpu in self.seconds
-        yield self.of(Resource.card) + self.of(Resource.cpu) - self.alongside if both else 0.0
+        yield Chain.in_turn, self.of(Resource.card) + self.of(Resource.cpu) - self.alongside if both else 0.0
+
+    @property
+    def chain(self) -> Chain | None:
+        """What the work waits for longer than for its slowest resource, where its amounts are numbers; None where that is nothing."""
+        chain, seconds = max(self._chains(), key=lambda one: float(one[1]))
+        return chain if seconds > max(self.by_resource().values()) else None
 
     def lasts(self) -> float:
         """Seconds of the work, where its amounts are numbers: the longest of the least."""
