@@ -62,6 +62,7 @@ def _likely(plan: Plan) -> str:
         for name, counts in (
             ("the DRAM bus", Resource.dram in (plan.prediction.bottleneck_prefill, plan.prediction.bottleneck_decode)),
             ("the CPU's products", plan.hardware.gpu is not None and beside_bytes(plan) > 0),
+            ("the CPU's attention", plan.decisions.kv.host_layers > 0),
         )
         if counts
     ]
@@ -106,7 +107,10 @@ def _verdict(plan: Plan) -> str:
     placement = plan.placement
     units, slots = (plan.model.experts.units if plan.model.experts else 0), plan.decisions.experts
     in_vram, in_dram = (slots.vram_slots >= units, slots.dram_slots >= units) if slots else (True, True)
+    kv = plan.decisions.kv
     if plan.hardware.gpu and not placement.streamed_units and in_vram:
+        if kv.pages > kv.vram_pages:
+            return "All weights fit in VRAM. A part of KV does not."
         return "Everything fits in VRAM: streaming buys nothing here. The plan loads once."
     if not placement.ssd_layers and (in_vram or in_dram):
         return "Everything fits in DRAM: nothing is read from the SSD after loading."

@@ -1,10 +1,12 @@
 """Layers that the CPU attends to beside the card: where they lie, what they cost, and when there are none."""
 
+import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU
@@ -19,6 +21,7 @@ from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
+from penstock.planner.render.prediction_text import print_prediction
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.solver.program import solve
@@ -90,6 +93,14 @@ def test_a_plan_is_written_read_and_shown(tmp_path):
     served = replace(LONG, clients=8)
     assert any("mix prompts and rows" in rule.message for rule in broken_rules(again.hardware, M, served, made.decisions))
     assert broken_rules(again.hardware, M, LONG, replace(made.decisions, kv=replace(made.decisions.kv, host_layers=17)))
+
+
+def test_a_plan_whose_weights_stay_and_whose_kv_streams_is_not_told_that_nothing_does():
+    out = io.StringIO()
+    print_prediction(planned(beside(), resident_attn=16, resident_ffn=16, resident_head=1), Console(file=out, width=400))
+    text = out.getvalue()
+    assert "All weights fit in VRAM. A part of KV does not." in text and "streaming buys nothing" not in text
+    assert "and of the CPU's attention is taken as stated." in text
 
 
 @settings(max_examples=14, deadline=None, derandomize=True)
