@@ -11,6 +11,7 @@ from penstock.planner.contract.decided.recording import launched_hands_over, rea
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
+from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import (
     begun_issue_s,
     copied_issue_s,
@@ -103,7 +104,10 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
-        seconds, device_s = (prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more) for h, k in machines)
+        as_stored_s = _as_stored_s(plan, batch * (last - first))
+        seconds, device_s = (
+            prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more) + as_stored_s for h, k in machines
+        )
         before_s = lookup_s(plan.hardware, model, batch * (last - first), 1) if far else 0.0
         before_s += begun_issue_s(plan.hardware) + (restore_s if first == start else 0.0)
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)
@@ -112,16 +116,17 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, UnitShares(plan, units, batch * each), 0
+    as_stored_s = _as_stored_s(plan, rows)
     page, until, called_s = made.kv.page_tokens, work.end_tokens - 1, copied_issue_s(plan.hardware, model, rows)
     first = work.prompt_tokens
     while first < until:
         last = min(until, (first // page + 1) * page)
         context = (first + last) / 2 / each
-        seconds = recorded_s(plan.hardware, stay, context, rows)
+        seconds = recorded_s(plan.hardware, stay, context, rows) + as_stored_s
         beside_s, step_s = (layers_beside_s(plan.hardware, stay, rows), step_issue_s(plan.hardware, stay)) if recorded else (0.0, 0.0)
         seconds, device_s = seconds - step_s, seconds - step_s - pieces_issue_s(plan.hardware, stay, rows)
         if not recorded:
-            seconds, device_s = (step_compute_s(h, stay, context, rows, k) for h, k in machines)
+            seconds, device_s = (step_compute_s(h, stay, context, rows, k) + as_stored_s for h, k in machines)
         before_s = (lookup_s(plan.hardware, model, rows, 1) if far else 0.0) + drafts.before_s + step_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)
@@ -133,6 +138,14 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
         found += [Passes(count, passed)] if count else []
         first, done = last, done + count
     return found
+
+
+def _as_stored_s(plan: Plan, rows: int) -> float:
+    """Seconds of a pass of ``rows`` rows over units that stream, and so come as they are stored, where those of their kind that stay are
+    decoded: beyond those of decoded ones. Less than 0 where fewer bytes are read."""
+    kinds, placement = plan.decisions.weights.forms.decoded, plan.placement
+    stored = [placement.spec(unit) for unit in placement.streamed_units if unit.kind in kinds]
+    return sum(unit_s(plan.hardware, unit, rows) - unit_s(plan.hardware, unit.decoded, rows) for unit in stored)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,12 @@ from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.lessons.corrections import slowed
+from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.decoding import decode_gelements, is_product, product_gbps, unit_s
 from penstock.planner.contract.prices.memory_law import vram_use
+from penstock.planner.contract.prices.prefill import Prefill
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.stages import weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.stored.activations import named_activations
@@ -30,6 +33,7 @@ from penstock.planner.render.assumed import assumed
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.outcome import Told
+from penstock.planner.simulate.simulated_work import passes_of
 from penstock.planner.solver.notes.format_notes import format_notes
 from penstock.planner.solver.planning import answer
 from penstock.planner.solver.program import search, solve
@@ -108,6 +112,26 @@ def test_what_stays_decoded_takes_its_decoded_bytes() -> None:
     takes = [vram_use(hardware, m, work(), made) for made in (stored, decoded)]
     assert takes[1]["residents"] - takes[1]["embedding"] > 3 * (takes[0]["residents"] - m.head_bytes)
     assert takes[0]["scratch"] >= 8 * MB
+
+
+@pytest.mark.parametrize("form", [INT4, NO_PRODUCT, QUANTISED["FP8"]])
+@pytest.mark.parametrize("batch", [1, 24])
+@pytest.mark.parametrize("ffn", WeightForm)
+@pytest.mark.parametrize("attn", WeightForm)
+def test_a_simulated_card_computes_as_long_as_it_is_priced_whatever_form_residents_have(
+    form: Format, batch: int, ffn: WeightForm, attn: WeightForm
+) -> None:
+    """Those of their kind that stream come as they are stored."""
+    m, hardware, w = coded(model(8, 60 * MB, 240 * MB), form), machine(1300 * MB, 4 * GB), work(batch=batch)
+    made = solve(hardware, m, w, Force(attn_form=attn, ffn_form=ffn))
+    plan = Plan(hardware, m, w, made, predict(hardware, m, w, made))
+    assert len(plan.placement.streamed_units) < 16
+    prefill, took, passes = Prefill(hardware, m, w, made), {True: 0.0, False: 0.0}, {True: 0, False: 0}
+    for some in passes_of(plan, tuple(unit for unit, _ in plan.placement.units), batch):
+        took[some.each.prefill] += some.count * (sum(some.each.unit_ns) + some.each.before_ns) / 1e9
+        passes[some.each.prefill] += some.count
+    assert took[True] == pytest.approx(prefill.bill().of(Resource.card), rel=1e-3)
+    assert took[False] / passes[False] == pytest.approx(prefill.step().of(Resource.card), rel=1e-3)
 
 
 def test_what_is_not_coded_or_stays_on_no_card_has_one_form() -> None:
