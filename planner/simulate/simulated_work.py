@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
-from penstock.planner.contract.decided.recording import launched_hands_over, reads_layers
+from penstock.planner.contract.decided.recording import can_record, launched_hands_over, reads_layers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.cost import verified
@@ -114,6 +114,7 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
         cut = shares.cut(device_s, issued_s, (last + first) / 2, batch * (last - first), prompt=True)
         found.append(Passes(1, Pass(True, ns(before_s), *cut, first, last - first, 0, ns(launched_s), least[True])))
     recorded = is_recorded(plan.hardware, plan.placement, made.kv)
+    may_record = can_record(plan.hardware, model) and model.dealt is None and model.experts is None
     attended = frozenset(() if each > 1 else attended_on_host(model.layers, made.kv))
     rows, stepping, done = batch * each, UnitShares(plan, units, batch * each), 0
     as_stored_s = _as_stored_s(plan, rows)
@@ -126,7 +127,8 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
         beside_s, step_s = (layers_beside_s(plan.hardware, stay, rows), step_issue_s(plan.hardware, stay)) if recorded else (0.0, 0.0)
         seconds, device_s = seconds - step_s, seconds - step_s - pieces_issue_s(plan.hardware, stay, rows)
         if not recorded:
-            seconds, device_s = (step_compute_s(h, stay, context, rows, k) + as_stored_s for h, k in machines)
+            least_s = seconds if may_record else 0.0  # that launched kernels take no less than recorded ones is the law's
+            seconds, device_s = (max(least_s, step_compute_s(h, stay, context, rows, k) + as_stored_s) for h, k in machines)
         before_s = (lookup_s(plan.hardware, model, rows, 1) if far else 0.0) + drafts.before_s + step_s
         spared_s = len(attended) * batch * context * model.kv_bytes_per_token / model.layers / plan.hardware.weight_gbps / GB
         issued_s, launched_s = (0.0, seconds) if waits and not recorded else (seconds - device_s, 0.0)

@@ -118,11 +118,13 @@ def test_what_stays_decoded_takes_its_decoded_bytes() -> None:
 @pytest.mark.parametrize("batch", [1, 24])
 @pytest.mark.parametrize("ffn", WeightForm)
 @pytest.mark.parametrize("attn", WeightForm)
+@pytest.mark.parametrize("kernels_s", [0.0, 8e-5])
 def test_a_simulated_card_computes_as_long_as_it_is_priced_whatever_form_residents_have(
-    form: Format, batch: int, ffn: WeightForm, attn: WeightForm
+    form: Format, batch: int, ffn: WeightForm, attn: WeightForm, kernels_s: float
 ) -> None:
-    """Those of their kind that stream come as they are stored."""
-    m, hardware, w = coded(model(8, 60 * MB, 240 * MB), form), machine(1300 * MB, 4 * GB), work(batch=batch)
+    """Those of their kind that stream come as they are stored. A step that is launched takes no less than one that is recorded."""
+    hardware = machine(1300 * MB, 4 * GB, gpu=gpu(layer_kernels_s=kernels_s))
+    m, w = coded(model(8, 60 * MB, 240 * MB), form), work(batch=batch)
     made = solve(hardware, m, w, Force(attn_form=attn, ffn_form=ffn))
     plan = Plan(hardware, m, w, made, predict(hardware, m, w, made))
     assert len(plan.placement.streamed_units) < 16
