@@ -81,7 +81,7 @@ def test_nothing_is_simulated_where_there_is_no_choice(
 
 
 def test_a_user_reads_why() -> None:
-    question = asked(10)
+    question = asked(12)
     made = answer(question)
     (note,) = (note for note in made.notes if "simulated" in note)
     assert note.startswith(f"{made.decisions.weights.host.ffn} FFN units on the CPU, where the program's law has ")

@@ -2,12 +2,13 @@
 
 A step with host units takes at least the longest of
 
-    cpu     (C + D) / c + (1 - c' / c) * (L + K) / l' + (H - K) / l
+    cpu     min((C + D) / c + (1 - c' / c) * (L + K) / l', (C + D) / c') + (H - K) / l
     h2d     (L + H) / l + (1 - l' / l) * (C + D) / c' + E
     chain   card + cpu
 
 The CPU multiplies C bytes, or attends to them: K and V of layers that DRAM holds. The link copies L bytes of layers, H bytes of the LM
 head. Each goes at c or l when it is alone, at c' or l' when both are busy. Both start together. The one that ends last is alone at its end.
+So a CPU that ends first goes at c' all the time: what the card takes beside a few of its units may be most of a step.
 Copies of the LM head find the CPU idle, unless it multiplies by D bytes of that, too: its blocks come behind the last layer, and the next
 step's first units behind them. While the CPU is at D the link may copy D * l' / c', of which K are the head's. For the rest it waits: the
 ring is taken to be full of what the next step begins with. E are those seconds of the CPU, which is alone, less the slowing of copies that
@@ -220,6 +221,10 @@ class Beside:
         share = (1 - self.rates.beside_h2d) / self.rates.h2d_beside
         return copies * share + head * (1 - share)
 
+    def slowed_s(self, unit: UnitSpec) -> float:
+        """Seconds by which the CPU takes longer with ``unit`` where copies go on all the time: the most that they hold it up."""
+        return self.alone_s(unit) * (1 / self.rates.beside_h2d - 1)
+
     def meanwhile_s(self, block: UnitSpec) -> float:
         """Seconds of copies alone on the link that go on while the CPU multiplies by a ``block`` of the LM head."""
         return self.alone_s(block) * self.rates.h2d_beside / self.rates.beside_h2d
@@ -241,16 +246,19 @@ class Beside:
 
     def bill(self, units: Price, host: Sequence[UnitSpec], head: Price, table: PriceTable) -> Price:
         """Of a step whose units would cost ``units`` if all of ``host`` streamed. ``head``: of that, its LM head's copies."""
-        copied_s, head_s, meanwhile_s = units.of(Resource.h2d), head.of(Resource.h2d), 0.0
+        copied_s, head_s, meanwhile_s, slowed_s = units.of(Resource.h2d), head.of(Resource.h2d), 0.0, 0.0
         bill = units
         for unit in host:
             copy = table.copied(unit.stored_bytes)
             copied_s -= copy.of(Resource.h2d)
             bill += copy * -1 + self.computed(unit)
+            slowed_s += self.slowed_s(unit)
             if unit.kind is UnitKind.head:
                 head_s -= copy.of(Resource.h2d)
                 meanwhile_s += self.meanwhile_s(unit)
-        waits = Price({Resource.cpu: self.held_up(copied_s, max(0.0, head_s - meanwhile_s))})
+        idle_s = max(0.0, head_s - meanwhile_s)
+        held_up_s = self.held_up(copied_s, idle_s)
+        waits = Price({Resource.cpu: min(held_up_s, slowed_s + idle_s) if host else held_up_s})
         if self.launched and not self._in_turn:
             waits += Price(dict.fromkeys((Resource.cpu, Resource.h2d), units.of(Resource.ssd) * self.crowding(host)))
         return bill + waits + Price(rests=max(0.0, meanwhile_s - head_s) * self.resting)

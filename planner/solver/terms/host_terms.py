@@ -68,27 +68,34 @@ class HostTerms:
 
     def step(self, copies_t: Amount, head_t: Amount, most_t: float, reads_t: Amount, most_reads_t: Amount) -> Price:
         """What a step costs with these units beyond its copies: ``copies_t`` ticks, ``head_t`` for the LM head, ``most_t`` at most; and
-        beyond what it reads from the SSD, ``reads_t`` ticks, ``most_reads_t`` at most."""
+        beyond what it reads from the SSD, ``reads_t`` ticks, ``most_reads_t`` at most. Where the CPU is through ``sooner``, copies slow all
+        that it does."""
         p = self._problem
         beside, units = Beside.of(p.hardware, p.model, p.batch, p.forms), p.model.of_kind(UnitKind.ffn)
-        price = Price()
-        if most_host_units(p):
+        price, idle_t = Price(), head_t
+        slowed_t, most_slowed_t = 0, 0.0
+        if most := most_host_units(p):
+            each_t = sum(map(beside.slowed_s, units)) * self._ticks_per_s / len(units)
+            slowed_t, most_slowed_t = self.count[UnitKind.ffn] * each_t, most * each_t
             price += total(beside.computed(unit) for unit in units) * (self._ticks_per_s / len(units)) * self.count[UnitKind.ffn]
             price += self._by_interpreter(beside, units)
             if not isinstance(self._launched, int) and (crowding := beside.crowding(units)):
                 crowded_t = self._program.amount("host_crowded_t")
                 self._program.add(crowded_t >= crowding * (reads_t - most_reads_t * (1 - self.any)))
                 price += Price(dict.fromkeys((Resource.cpu, Resource.h2d), crowded_t))
-        idle_t = head_t
         if self.most_blocks:
             block = head_block(p.model, head_blocks(p.model))
             meanwhile_t = self.count[UnitKind.head] * (beside.meanwhile_s(block) * self._ticks_per_s)
+            block_t = beside.slowed_s(block) * self._ticks_per_s
+            slowed_t, most_slowed_t = slowed_t + self.count[UnitKind.head] * block_t, most_slowed_t + self.most_blocks * block_t
             idle_t, rests_t = self._program.amount("host_idle_t"), self._program.amount("host_rests_t")
             self._program.add(idle_t >= head_t - meanwhile_t)
             self._program.add(rests_t >= (meanwhile_t - head_t) * beside.resting)
             price += beside.computed(block) * self._ticks_per_s * self.count[UnitKind.head] + Price(rests=rests_t)
-        held_up_t = self._program.amount("host_held_up_t")
-        self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - beside.held_up(most_t, most_t) * (1 - self.any))
+        held_up_t, sooner = self._program.amount("host_held_up_t"), self._program.integer("host_sooner", 0, 1)
+        most_held_up_t = beside.held_up(most_t, most_t)
+        self._program.add(held_up_t >= beside.held_up(copies_t, idle_t) - most_held_up_t * (1 - self.any + sooner))
+        self._program.add(held_up_t >= slowed_t + idle_t - (most_slowed_t + most_t) * (1 - sooner))
         return price + Price({Resource.cpu: held_up_t})
 
     def _by_interpreter(self, beside: Beside, units: Sequence[UnitSpec]) -> Price:
