@@ -59,6 +59,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
         same = "bit-identical" if outcome.logits["identical"] else differ
         text = f"logits of {{passes}} passes against {{against}}: {same}, same top token {{same_argmax:.1%}}"
         console.print(text.format(**outcome.logits), style="bold")
+        if not outcome.logits["within_rounding"]:
+            console.print("logits are further off than rounding explains: the run computes something else", style="bold red")
     if report["cpu_product"]:
         console.print(
             "the CPU's products: " + ", ".join(f"{form} {_MULTIPLIED[how]}" for form, how in sorted(report["cpu_product"].items()))

@@ -115,7 +115,8 @@ def test_full_validation_finds_the_logits_bit_identical(small: Desk, capsys: pyt
     check = small.run(validate=Validation.full, max_new_tokens=5)["logits"]
     assert check == check | {"passes": 5, "identical": True, "max_abs_error": 0.0, "same_argmax": 1.0, "within_rounding": True}
     assert check["max_abs_logit"] > 0
-    assert "bit-identical" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "bit-identical" in out and "further off" not in out
 
 
 def test_full_validation_finds_wrong_weights(small: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +133,7 @@ def test_full_validation_finds_wrong_weights(small: Desk, monkeypatch: pytest.Mo
     assert not check["identical"] and not check["within_rounding"]
     out = capsys.readouterr().out
     assert "difference" in out and "bit-identical" not in out
+    assert "logits are further off than rounding explains" in out
 
 
 def test_without_a_prompt_random_tokens_are_run_and_a_seed_repeats_them(small: Desk) -> None:
