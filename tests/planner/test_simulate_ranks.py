@@ -16,10 +16,11 @@ from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
+from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.formats import QUANTISED
-from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.given.hardware import Card, HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
 from penstock.planner.contract.given.model import Experts, ModelSpec
@@ -40,6 +41,7 @@ from penstock.planner.simulate.acted import Acted, Options
 from penstock.planner.simulate.lanes.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.simulate.routers import DrawnRouters
+from penstock.planner.solver.layer_counts import with_counts
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
@@ -219,24 +221,45 @@ def test_each_rank_streams_alone_by_one_prediction() -> None:
     assert schedules_of(none) == (Schedule(OWN, none.prediction.decode_s_per_token),)
 
 
-@pytest.mark.parametrize(
-    ("hardware", "counts", "says"),
-    [
-        (
-            with_cpu(links=HOPS["recorded"]),
-            (16, 8),
-            "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet",
-        ),
-        (with_cpu(), (16, 8), "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"),
-        (with_cpu(None), (), "has no rates of the CPU beside the GPU"),
-    ],
-)
-def test_ranks_whose_units_the_cpu_does_not_compute_say_why(hardware: HardwareProfile, counts: tuple[int, ...], says: str) -> None:
-    question = Question(hardware, BESIDE, work(new_tokens=8), ranks=2, layers=counts)
+def test_ranks_whose_units_the_cpu_does_not_compute_say_why() -> None:
+    question = Question(with_cpu(None), BESIDE, work(new_tokens=8), ranks=2)
     plan = answer_dealt(question)
     assert not any(one.placement.host_units for one in plan.each_rank)
-    with pytest.raises(UserError, match=rf"force\.host_ffn=2 .*allowed: 0, since .*{says}"):
+    with pytest.raises(UserError, match=r"force\.host_ffn=2 .*allowed: 0, since .*has no rates of the CPU beside the GPU"):
         answer_dealt(replace(question, force=Force(host_ffn=2)))
+
+
+@pytest.mark.parametrize("hops", HOPS)
+@pytest.mark.parametrize("counts", [(16, 8), (14, 10)])
+def test_ranks_with_unlike_numbers_of_layers_have_the_cpu_compute_as_many_of_theirs(counts: tuple[int, ...], hops: str) -> None:
+    """Each reckons with units of the others in proportion to layers."""
+    question = Question(with_cpu(links=HOPS[hops]), BESIDE, work(new_tokens=24), ranks=2, layers=counts)
+    plan, alone = answer_dealt(question), answer_dealt(replace(question, force=Force(host_ffn=0)))
+    units = [len(one.placement.host_units) for one in plan.each_rank]
+    assert units[0] > units[1] > 0
+    as_promised(plan, 0.06, 0.03)
+    assert alone.prediction.decode_s_per_token > 1.4 * plan.prediction.decode_s_per_token
+
+
+@pytest.mark.parametrize("hops", HOPS)
+@pytest.mark.parametrize(("vram", "step"), [(1, 0.06), (2, 0.11)])
+def test_unlike_cards_share_the_cpu(vram: int, step: float, hops: str) -> None:
+    """The second one has a third of the link, so that its few layers wait for each other."""
+    usual = with_cpu(links=HOPS[hops])
+    slow = replace(usual.gpu, h2d=Curve(tuple((size, rate / 3) for size, rate in usual.gpu.h2d.points)))
+    hardware = replace(usual, others=(Card(1, vram * usual.vram_bytes, slow),), devices=(0, 1))
+    plan = answer_dealt(with_counts(Question(hardware, BESIDE, work(new_tokens=24), ranks=2)))
+    assert all(one.placement.host_units for one in plan.each_rank) and plan.dealing.counts[0] > plan.dealing.counts[1]
+    as_promised(plan, 0.06, step)
+
+
+def test_no_step_of_unlike_cards_is_recorded_where_one_has_not_timed_its_kernels() -> None:
+    """What is recorded goes round all of them."""
+    usual = with_cpu(links=HOPS["recorded"])
+    hardware = replace(usual, others=(Card(1, usual.vram_bytes, replace(usual.gpu, layer_kernels_s=0.0)),), devices=(0, 1))
+    plan = answer_dealt(with_counts(Question(hardware, BESIDE, work(new_tokens=24), ranks=2)))
+    assert not any(can_record(one.hardware, one.model) for one in plan.each_rank)
+    as_promised(plan, 0.06, 0.06)
 
 
 @pytest.mark.parametrize("hops", HOPS)

@@ -163,13 +163,13 @@ class Placement:
     @cached_property
     def host_units(self) -> tuple[Unit, ...]:
         """Units that the CPU computes in decode steps of at most ``weights.host.rows`` rows, in order; none without a GPU. They lie in
-        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks have theirs in turn. What comes
+        DRAM, evenly spread between those that stream, so that link and CPU work at the same time; ranks in turns have theirs so. What comes
         from the SSD streams where it is; the others that stream divide the layers between. Of the LM head
         they are the last blocks: the CPU begins with them when the card begins with the first. Any other pass streams them, too."""
         outside = [i for i, tier in enumerate(self.ffn) if tier is not Tier.vram]
         read = [at for at, i in enumerate(outside) if self.ffn[i] is Tier.ssd]
         count, dealt = min(self.weights.host.ffn, len(outside) - len(read)) if self.gpu else 0, self.model.dealt
-        turn, turns = (0, 1) if dealt is None else (dealt.rank, dealt.count)
+        turn, turns = (dealt.rank, dealt.count) if dealt is not None and dealt.in_turns else (0, 1)
         if read and count:
             streams = {*read, *filled(len(outside) - len(read) - count, len(outside), read)}
             ffn = tuple(Unit("ffn", i) for at, i in enumerate(outside) if at not in streams)

@@ -116,7 +116,7 @@ def hops_launched(hardware: HardwareProfile, model: ModelSpec) -> str | None:
 
 def can_record(hardware: HardwareProfile, model: ModelSpec) -> bool:
     """Whether ``hardware`` records steps of ``model``, as a whole or in pieces, where its weights and its KV lie right."""
-    if hardware.gpu is None or not hardware.gpu.layer_kernels_s:
+    if hardware.gpu is None or not all(card.layer_kernels_s for card in (hardware.gpu, *hardware.round_cards)):
         return False
     return never_recorded(model) is None and hops_launched(hardware, model) is None
 

@@ -21,9 +21,9 @@ the link for as long as the drive reads: the S bytes that it reads at s add to b
 
     (c' + l' + s - bus) / bus * S / s
 
-Of N ranks with as many layers each, C are the bytes of all ranks' units, since one CPU multiplies by them in turn: N times a rank's own. L
-and H are those of its own link. The chain is that of all ranks' cards and the CPU. There the CPU rests while cards compute, and some link
-copies whenever it works: it takes C / c'. Where c' + N * l' is more than the host's memory bus carries, both are less by as much.
+Of ranks, C are the bytes of all their units, since one CPU multiplies by them in turn. A rank takes the others to have units in proportion
+to layers: of N with as many layers each, N times its own. L and H are those of its own link. The chain is that of all ranks' cards and the
+CPU. There the CPU rests while cards compute, and some link copies whenever it works: it takes C / c'. Where c' + N * l' is more than the host's memory bus carries, both are less by as much.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import between_experts_s, expert_copy_s, expert_step_s
-from penstock.planner.contract.ranks.dealing import Dealing
+from penstock.planner.contract.ranks.rank_chain import turns
 
 
 def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
@@ -90,8 +90,6 @@ def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "a step with routed experts is recorded in pieces"
     if model.dealt is None and not can_record(hardware, model):
         return "steps of this model cannot be recorded"
-    if model.dealt is not None and (hardware.round_cards or not Dealing(model.dealt.counts).is_even):
-        return "one CPU for ranks with unlike numbers of layers, or unlike cards, is not reckoned yet"
     return ""
 
 
@@ -136,8 +134,10 @@ class Beside:
     rates: HostRates
     rows: int
     forms: ResidentForms
-    turns: int = 1
-    """Ranks whose units follow each other, where each computes as many."""
+    turns: float = 1
+    """Of several ranks, whose units follow each other, all layers over this one's: each is taken to have as many units of its layers."""
+    ranks: float = 1
+    """Of several ranks, what all links of a host give over what this one's does."""
     launched: bool = False
     """Whether the interpreter hands units over, not the step's graph: where each pass reads the SSD, and of several ranks whose steps are
     not recorded."""
@@ -150,7 +150,9 @@ class Beside:
         rates = hardware.host.computing(model.compute_dtype)
         if model.dealt is None:
             return cls(hardware, rates, rows, forms, launched=reads_ssd)
-        one = cls(hardware, rates, rows, forms, model.dealt.count, not can_record(hardware, model))
+        peaks, own = [card.h2d.peak for card in hardware.round_cards], model.dealt.rank
+        ranks = (sum(peaks) / peaks[own] if peaks else model.dealt.count) / hardware.hosts
+        one = cls(hardware, rates, rows, forms, turns(model), ranks, not can_record(hardware, model))
         return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn)))
 
     @property
@@ -163,7 +165,7 @@ class Beside:
         gpu, rates = self.hardware.gpu, self.rates
         assert gpu is not None
         c_gbps = max((curve.at(self.rows) for unit in units if (curve := rates.curve(unit.format))), default=0.0)
-        asked_gbps = c_gbps * rates.beside_h2d * self.hardware.hosts / self.turns + gpu.h2d.peak * rates.h2d_beside
+        asked_gbps = c_gbps * rates.beside_h2d / self.ranks + gpu.h2d.peak * rates.h2d_beside
         share = min(1.0, 1 / max(1e-9, self.hardware.bus_s(asked_gbps * GB)))
         return replace(rates, beside_h2d=rates.beside_h2d * share, h2d_beside=rates.h2d_beside * share)
 

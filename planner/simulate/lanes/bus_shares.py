@@ -12,7 +12,7 @@ from penstock.planner.contract.prices.stages import h2d_gbps, ssd_gbps
 
 def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> dict[str, float]:
     """Link -> the share of the host's memory bus that it takes at full speed; the CPU's product is that with ``model``'s FFNs or experts,
-    or with its LM head where that is all that the CPU computes.
+    or with its LM head where that is all that the CPU computes: by a step's rows, where experts are routed by one.
 
     Without a GPU the CPU's own reads are left out: a prompt's products read little, and the rate of a decode step's was measured on the
     same bus.
@@ -24,7 +24,9 @@ def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     if hardware.host:
         head_alone = weights.host.head and not weights.host.ffn
         multiplied = (model.lm_head.format,) if head_alone else model.ffn_formats
-        products = hardware.host.computing(model.compute_dtype).peak_of(multiplied)
+        rates_of = hardware.host.computing(model.compute_dtype)
+        rows = decisions.batch if model.experts is None else 1
+        products = max((curve.at(rows) for form in multiplied if (curve := rates_of.curve(form))), default=0.0)
         rates[CPU] = hardware.host.attention_gbps if decisions.kv.host_layers else products
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
