@@ -21,9 +21,10 @@ the link for as long as the drive reads: the S bytes that it reads at s add to b
 
     (c' + l' + s - bus) / bus * S / s
 
-Of ranks, C are the bytes of all their units, since one CPU multiplies by them in turn. A rank takes the others to have units in proportion
-to layers: of N with as many layers each, N times its own. L and H are those of its own link. The chain is that of all ranks' cards and the
-CPU. There the CPU rests while cards compute, and some link copies whenever it works: it takes C / c'. Where c' + N * l' is more than the host's memory bus carries, both are less by as much.
+Of ranks, C are the bytes of all their units, since one CPU multiplies by them in turn. A rank takes the others to have units in
+proportion to layers: of N with as many layers each, N times its own. L and H are those of its own link. The chain is that of all ranks'
+cards and the CPU. There the CPU rests while cards compute, and some link copies whenever it works: it takes C / c'. Where c' + N * l' is
+more than the host's memory bus carries, both are less by as much.
 """
 
 from __future__ import annotations
