@@ -8,7 +8,8 @@
 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`: BF16 and INT4 at 2 GiB, beside the plan with none of the
 LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as published. `seventy`: 70B at 16 GiB, for a host of 512 GB.
 `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best.
-`near`: a run that moves a unit between link and CPU by its own steps (take steps=160).
+`reads`: DRAM of `dram`, so that each pass reads some layers from the drive. `near`: a run that moves a unit between link and CPU by its
+own steps (take steps=160).
 `two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
 checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
 removes the files of a case behind it. The first command over a directory probes the machine, two minutes; `quick=true` leaves the CPU's
@@ -53,7 +54,7 @@ from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick")
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick", "dram")
 STREAMED = ("force.host_attention=0",)
 ATTENDED = 16, 8192
 """Sequences, and tokens of each, of issue 20's case."""
@@ -276,6 +277,15 @@ class Hybrid:
             plan, alone = self.both("seventy", checkpoint, self.given.get("vram", "16GiB"))
             yield self._faster("70B BF16", plan, alone, ">= 1.8")
 
+    def reads(self) -> Iterator[Row]:
+        """DRAM holds most layers, and each pass reads the others from the drive."""
+        checkpoint, memory = self.checkpoint(), f"hardware.dram_bytes={self.given.get('dram', '34GiB')}"
+        with self.dropped(checkpoint):
+            plans = [self.solve(f"reads-{what}", checkpoint, memory, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
+            plan, alone = self.in_turns(checkpoint, plans)
+            read = f"{len(plan.plan.placement.ssd_layers)} layers from the drive"
+            yield self._faster(f"{self.model}, {read}", plan, alone, ">= 1")
+
     def _beside(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
         plan, alone = self.both(name, checkpoint, vram)
         target = ">= 2.2" if self.cores >= MANY else ">= 1.7" if self.cores >= FEW else ">= 1"
@@ -390,7 +400,23 @@ class Hybrid:
         yield self.row("cores given back", "over steps before", freed, usual, "s", "<= 1.05", point, None)
 
 
-CASES = ("files", "dense", "kv", "prefill", "batch", "lossless", "int4", "head", "rows", "seventy", "splits", "near", "two", "crowd")
+CASES = (
+    "files",
+    "dense",
+    "kv",
+    "prefill",
+    "batch",
+    "lossless",
+    "int4",
+    "head",
+    "rows",
+    "seventy",
+    "splits",
+    "near",
+    "reads",
+    "two",
+    "crowd",
+)
 
 
 def parts_gbps(rates: Rates) -> float:
