@@ -101,10 +101,12 @@ def test_a_sweep_goes_on_after_a_mistake_and_fails_at_its_end(prog: Prog, tmp_pa
     assert result.stderr == "[1]  what='mistake'  a mistake\n"
 
 
-def test_an_absolute_output_stays_where_it_is_in_a_sweep(prog: Prog, tmp_path: Path) -> None:
-    prog("verify", "-m", "what=one,two", f"out={tmp_path}/x")
+def test_absolute_outputs_of_a_sweep_stay_where_they_are_and_are_one_for_each_point(prog: Prog, tmp_path: Path) -> None:
+    prog("verify", "-m", "what=one", f"out={tmp_path}/x,{tmp_path}/y")
     outputs = [(tmp_path / "work" / text.split()[-1]).resolve() for text in said(tmp_path)]
-    assert outputs == [(tmp_path / "x").resolve()] * 2
+    assert outputs == [(tmp_path / name).resolve() for name in ("x", "y")]
+    refused = prog("verify", "-m", "what=one,two", f"out={tmp_path}/x")
+    assert refused.returncode == 2 and f"out={tmp_path}/x: all points of the sweep would write it" in refused.stderr
 
 
 def test_flags_may_stand_between_overrides(prog: Prog, tmp_path: Path) -> None:

@@ -238,9 +238,9 @@ def known_within(share: float, question: Question) -> Question:
 
 
 def test_a_plan_that_a_slower_drive_would_undo_gives_way_to_the_simple_one() -> None:
-    """It reads the SSD for as long as it copies, which saves some memory and no time."""
+    """It reads the SSD for as long as it copies, which saves some memory and no time. The card computes everything."""
     question = chat("rtx5080", "llama70b")
-    question = question.on(replace(question.hardware, dram_bytes=120 * GB))
+    question = replace(question.on(replace(question.hardware, dram_bytes=120 * GB)), force=Force(host_ffn=0))
     found = choose(question)
     fastest = choose(known_within(0.0, question))
     assert found.left is not None and found.decisions == nearest_first(question, fastest.decisions)
