@@ -193,7 +193,7 @@ class Rings:
         slots: tuple[int, int],
         distance: int,
         draw: random.Random,
-        read: set[int] = frozenset(),  # type: ignore[assignment]
+        read: Collection[int] = (),
     ):
         self.units = [Unit(kind, layer) for layer in range(layers) for kind in ("attn", "ffn")]
         self.of_steps = [unit for unit in self.units if unit.kind == "attn" or unit.layer not in left_out]
