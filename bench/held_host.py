@@ -11,12 +11,13 @@ What is not set is not held. A rank is held to its part of its host's rates, as 
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,17 @@ def hold_reads(bucket: Bucket) -> None:
         return got
 
     os.preadv = held  # type: ignore[assignment]
+
+
+def hold_drive(gbps: float) -> None:
+    """This process's reads, to so many GB/s."""
+    hold_reads(Bucket(gbps))
+
+
+def held_drive(profile: Mapping[str, Any], gbps: float) -> list[str]:
+    """What `planner solve` is told of a probed drive whose reads are held to so many GB/s."""
+    reads = [[block, depth, round(min(probed, gbps), 4)] for block, depth, probed in profile["ssd"]["read"]]
+    return [f"hardware.ssd.read={json.dumps(reads)}", "hardware.ssd.long_gbps=0"]
 
 
 def hold_sends(bucket: Bucket) -> None:

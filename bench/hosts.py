@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
+from bench.held_host import held_drive  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 
@@ -76,11 +77,10 @@ class Played:
     def plan(self, hosts: int) -> Path:
         """For ``hosts``, as they are held."""
         checkpoint, out = self.checkpoint(), self.bench.work / f"hosts-{hosts}.yaml"
-        reads = [[block, depth, round(min(gbps, self.drive_gbps) * SHARE, 4)] for block, depth, gbps in self.profile["ssd"]["read"]]
         work = {"prompt_tokens": self.given.get("prompt", "32"), "new_tokens": self.given.get("steps", "24"), "context_tokens": 0}
-        changed = {"ssd.read": json.dumps(reads), "ssd.long_gbps": 0, "hosts": hosts}
-        changed |= {"network.gbps": SEND_GBPS, "network.hop_s": self.hop_s}
+        changed = {"hosts": hosts, "network.gbps": SEND_GBPS, "network.hop_s": self.hop_s}
         asked = [
+            *held_drive(self.profile, self.held),
             *(f"hardware.{key}={value}" for key, value in changed.items()),
             *(f"workload.{key}={value}" for key, value in work.items()),
         ]

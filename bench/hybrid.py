@@ -8,12 +8,13 @@
 and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`: BF16 and INT4 at 2 GiB, beside the plan with none of the
 LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as published. `seventy`: 70B at 16 GiB, for a host of 512 GB.
 `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best.
-`reads`: DRAM of `dram`, so that each pass reads some layers from the drive. `near`: a run that moves a unit between link and CPU by its
-own steps (take steps=160).
-`two`: the plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the
-checkpoints of `forms`, so that a case need not. `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true`
-removes the files of a case behind it. The first command over a directory probes the machine, two minutes; `quick=true` leaves the CPU's
-products out, and with them all units of the CPU. Models with routed experts: bench/hybrid_routed.py.
+`reads`: DRAM of `dram`, so that each pass reads some layers from the drive; `drive`: GB/s that its reads are held to. `near`: a run that
+moves a unit between link and CPU by its own steps (take steps=160). `two`: the plan for a CPU that was probed on two cores. `crowd`:
+other processes take the cores in the middle. `files`: makes the checkpoints of `forms`, so that a case need not.
+
+`model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true` removes the files of a case behind it. The first
+command over a directory probes the machine, two minutes; `quick=true` leaves the CPU's products out, and with them all units of the CPU.
+Models with routed experts: bench/hybrid_routed.py.
 
 Plans of a case run in turns in one process, an engine each (bench/worker.py); medians over the steps of `pairs` turns behind one that
 warms up. The same process then measures what each bound is made of (bench/beside_rates.py):
@@ -46,6 +47,7 @@ from bench.beside_rates import Rates, attention_rates, measure_rates  # noqa: E4
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import config_of, write_coded  # noqa: E402
 from bench.crowd import Crowd, crowded_steps  # noqa: E402
+from bench.held_host import held_drive, hold_drive  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.worker import Failed, Measured, Trial, Worker, measure  # noqa: E402
@@ -54,7 +56,7 @@ from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
 
-KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick", "dram")
+KEYS = ("work", "out", "cases", "model", "layers", "vram", "steps", "pairs", "sizes", "splits", "forms", "drop", "quick", "dram", "drive")
 STREAMED = ("force.host_attention=0",)
 ATTENDED = 16, 8192
 """Sequences, and tokens of each, of issue 20's case."""
@@ -279,9 +281,12 @@ class Hybrid:
 
     def reads(self) -> Iterator[Row]:
         """DRAM holds most layers, and each pass reads the others from the drive."""
-        checkpoint, memory = self.checkpoint(), f"hardware.dram_bytes={self.given.get('dram', '34GiB')}"
+        checkpoint, machine = self.checkpoint(), [f"hardware.dram_bytes={self.given.get('dram', '34GiB')}"]
+        if "drive" in self.given:
+            self.worker(hold_drive, float(self.given["drive"]))
+            machine += held_drive(self.profile, float(self.given["drive"]))
         with self.dropped(checkpoint):
-            plans = [self.solve(f"reads-{what}", checkpoint, memory, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
+            plans = [self.solve(f"reads-{what}", checkpoint, *machine, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
             plan, alone = self.in_turns(checkpoint, plans)
             read = f"{len(plan.plan.placement.ssd_layers)} layers from the drive"
             yield self._faster(f"{self.model}, {read}", plan, alone, ">= 1")
