@@ -115,16 +115,22 @@ def usable_cores(root: Path = Path("/")) -> int:
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
-def last_level_cache_bytes(root: Path = Path("/")) -> int:
-    """Bytes of the last-level caches of all sockets together; 0 where the kernel does not say."""
-    caches: dict[tuple[int, str], int] = {}
+def caches(root: Path) -> dict[tuple[int, str], int]:
+    """Bytes of each cache that the kernel tells of, by level and the hardware threads that share it."""
+    found: dict[tuple[int, str], int] = {}
     for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
         level, size, shared = (read_text(index / name) for name in ("level", "size", "shared_cpu_list"))
         if level and size and shared:
             factor = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size.strip()[-1], 1)
-            caches[int(level), shared.strip()] = int(size.strip().rstrip("KMG")) * factor
-    top = max((level for level, _ in caches), default=0)
-    return sum(size for (level, _), size in caches.items() if level == top)
+            found[int(level), shared.strip()] = int(size.strip().rstrip("KMG")) * factor
+    return found
+
+
+def last_level_cache_bytes(root: Path = Path("/")) -> int:
+    """Bytes of the last-level caches of all sockets together; 0 where the kernel does not say."""
+    found = caches(root)
+    top = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == top)
 
 
 def uncached_bytes(root: Path = Path("/"), least_bytes: int = UNCACHED_LEAST_BYTES) -> int:

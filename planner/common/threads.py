@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from penstock.planner.common.cgroup import read_text
-from penstock.planner.common.host_memory import usable_cores
+from penstock.planner.common.host_memory import caches, usable_cores
 
 LEFT = 2
 """Cores that products leave where there are more than so many: to the interpreter with its driver, and to whoever reads."""
@@ -64,3 +64,9 @@ def wait_asleep() -> None:
     µs. So a model that lies in DRAM as a whole spins.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def thread_cache_bytes(root: Path = Path("/")) -> int:
+    """Bytes that a hardware thread has of its core's second-level cache, of all threads the least; 0 where the kernel does not say."""
+    second = [(size, len(numbers(shared))) for (level, shared), size in caches(root).items() if level == 2]
+    return min((size // max(1, threads) for size, threads in second), default=0)

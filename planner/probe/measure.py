@@ -325,7 +325,8 @@ def _host(found: Findings) -> HostConfig | None:
     rates = {name: found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", "attention_gbps")}
     threads = int(found.number("host.threads"))
     counts, halves = found.counts("host.format_threads"), found.tables("host.f16_products")
-    return HostConfig(threads, found.tables("host.products"), format_threads=counts, f16_products=halves, **rates)
+    ahead_bytes = int(found.number("host.ahead_bytes"))
+    return HostConfig(threads, found.tables("host.products"), format_threads=counts, ahead_bytes=ahead_bytes, f16_products=halves, **rates)
 
 
 def _links(found: Findings) -> LinksConfig | None:

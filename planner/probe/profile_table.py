@@ -54,6 +54,7 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         if host.f16_products:
             rows.append(("host.f16_products", "\n".join(_products(name, rates) for name, rates in host.f16_products.items())))
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
+        rows += [("host.ahead_bytes", f"{show_bytes(host.ahead_bytes)} a thread")] if host.ahead_bytes else []
         rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
     if config.devices is not None:
         rows += [("devices", ", ".join(map(str, config.devices)))]

@@ -19,6 +19,7 @@ PRODUCTS = (
     "host.beside_h2d",
     "host.h2d_beside",
     "host.attention_gbps",
+    "host.ahead_bytes",
     "host.format_threads",
     "host.f16_products",
 )
@@ -64,6 +65,8 @@ def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> I
         told["format_threads"],
         "threads by which CPU and link together move more of a format, FFN of 4096 x 14336, one row",
     )
+    cache = "half of what a hardware thread has of its core's second-level cache, as the kernel tells"
+    yield Figure("host.ahead_bytes", told["ahead_bytes"], cache)
     yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
 
 

@@ -20,6 +20,7 @@ from penstock.planner.simulate.lanes.bus_shares import beside_shares, bus_shares
 from penstock.planner.simulate.lanes.dram_lane import open_dram
 from penstock.planner.simulate.lanes.events import Record
 from penstock.planner.simulate.lanes.feed import Feed, Feeds
+from penstock.planner.simulate.lanes.host_lane import HostLane
 from penstock.planner.simulate.lanes.kv_lane import LANES, AttendedKv, CardKv, HostKv, open_attended, open_kv
 from penstock.planner.simulate.lanes.lanes import NS, Clock, Lanes, Work, ns
 from penstock.planner.simulate.lanes.wait import Wait
@@ -57,14 +58,16 @@ class SimulatedEngine:
         seat = (among.clock, among.host, gpu.h2d.peak if gpu else 0.0) if among else ()
         self.lanes = Lanes(bus_shares(machine, plan.model, plan.decisions), beside_shares(machine), booked, *seat)
         self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
-        self._host_ns = host_units(plan)
-        self._walk = Walk.of(placement) if self._host_ns and reads_layers(placement) else None
+        on_host = host_units(plan)
+        self.on_host = frozenset(on_host)
+        """Units that the CPU computes in a decode step."""
+        self._host = HostLane(on_host, self.lanes)
+        self._walk = Walk.of(placement) if on_host and reads_layers(placement) else None
         feeds = Feeds(placement, gpu, options.wrap_around, self._dram, self.lanes, self.record, self._walk)
         self._launched_feed = feeds.launched(experts is not None)
-        self._head_on_host = tuple(unit for unit in self._host_ns if unit.kind == "head")
-        self._answered: set[Unit] = set()
-        of_their_own = bool(self._host_ns) or is_recorded(plan.hardware, placement, plan.decisions.kv)
-        self._step_feed = feeds.steps(bool(self._host_ns)) if of_their_own else None
+        self._head_on_host = tuple(unit for unit in on_host if unit.kind == "head")
+        of_their_own = bool(on_host) or is_recorded(plan.hardware, placement, plan.decisions.kv)
+        self._step_feed = feeds.steps(bool(on_host)) if of_their_own else None
         self._feed: Feed = self._launched_feed
         self.routed: RoutedLayers | None = None
         if experts is not None:
@@ -90,11 +93,6 @@ class SimulatedEngine:
         cache.wait_s = self.record.counts.pop("cache waits, ns", 0) / NS
         found, on_cpu = ({}, 0) if experts is None else (experts.counts, experts.computed_on_cpu)
         return Acted(self._plan, self.record, cache, self.record.offset_ns, self._acted, found, on_cpu)
-
-    @property
-    def on_host(self) -> frozenset[Unit]:
-        """Units that the CPU computes in a decode step."""
-        return frozenset(self._host_ns)
 
     @property
     def streams_kv(self) -> bool:
@@ -134,6 +132,8 @@ class SimulatedEngine:
         self._feed.begin_pass()
         if self._kv is not None:
             self._kv.begin_pass()
+        if not each.prefill:
+            self._host.begin_step()
         self.settle()
         return before
 
@@ -172,19 +172,17 @@ class SimulatedEngine:
             kv.enter(unit.layer)
             self.record.waited(COMPUTE, kv.waits_for, f"kv.{unit.layer}", since, lanes.now)
         if not each.prefill and unit in self._head_on_host:
-            since = lanes.now
-            yield Wait(lambda: unit in self._answered, unit)
-            self.record.waited(COMPUTE, CPU, str(unit), since, lanes.now)
-        elif not each.prefill and unit in self._host_ns:
-            work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), lambda: None)
-            yield from self._compute_beside(work, self._host_ns[unit])
+            yield from self._wait_beside(self._host.answer(unit), str(unit))
+        elif not each.prefill and unit in self._host:
+            yield from self._wait_beside(self._host.ask(unit, self._placement.unit_bytes(unit)), str(unit))
         else:
             length_ns = each.unit_ns[at]
             if self.routed is not None:
                 length_ns -= self.routed.hidden(each.unit_issued_ns[at])
             yield lanes.do(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
         if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
-            yield from self._compute_beside(*kv.work(unit.layer))
+            work, length_ns = kv.work(unit.layer)
+            yield from self._wait_beside(lanes.do(CPU, work, length_ns), work.name)
         if unit.kind == "ffn" and self.routed is not None:
             yield from self.routed.visit(each, self._plan.model.number_of(unit.layer))
         if last:
@@ -195,16 +193,14 @@ class SimulatedEngine:
 
     def _ask_head(self) -> None:
         """The CPU begins with its blocks of the LM head, while the card computes its own."""
-        self._answered.clear()
         for unit in self._head_on_host:
-            work = Work((unit.kind, unit.layer), str(unit), self._placement.unit_bytes(unit), partial(self._answered.add, unit))
-            self.lanes.add(CPU, work, self._host_ns[unit])
+            self._host.ask(unit, self._placement.unit_bytes(unit))
 
-    def _compute_beside(self, work: Work, length_ns: int) -> Iterator[Wait]:
-        """The CPU does ``work``, and the card waits for it."""
+    def _wait_beside(self, answer: Wait, name: str) -> Iterator[Wait]:
+        """The card waits for what the CPU does."""
         since = self.lanes.now
-        yield self.lanes.do(CPU, work, length_ns)
-        self.record.waited(COMPUTE, CPU, work.name, since, self.lanes.now)
+        yield answer
+        self.record.waited(COMPUTE, CPU, name, since, self.lanes.now)
 
     def settle(self) -> None:
         """Everything that can begin begins."""

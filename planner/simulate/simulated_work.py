@@ -32,6 +32,7 @@ from penstock.planner.contract.prices.stages import (
     table_is_far,
 )
 from penstock.planner.contract.speculation.drafting import counted_tokens
+from penstock.planner.simulate.lanes.host_lane import OnHost
 from penstock.planner.simulate.lanes.lanes import ns
 from penstock.planner.simulate.unit_shares import UnitShares
 
@@ -170,12 +171,17 @@ def drafted_rows(plan: Plan) -> int:
     return 1 + round(decided.proposes * decided.tokens)
 
 
-def host_units(plan: Plan) -> dict[Unit, int]:
-    """Nanoseconds of each unit that the CPU computes in a decode step, its way there and back with it. None in a step that verifies drafts
-    and is launched kernel by kernel where others are recorded."""
+def host_units(plan: Plan) -> dict[Unit, OnHost]:
+    """The units that the CPU computes in a decode step, in their order. None in a step that verifies drafts and is launched kernel by
+    kernel where others are recorded."""
     decisions, placement, rows = plan.decisions, plan.placement, plan.decisions.batch * drafted_rows(plan)
     handed = is_recorded(plan.hardware, placement, decisions.kv) or launched_hands_over(plan.hardware, placement)
     if not decisions.weights.host.compute(rows) or not (handed or rows == decisions.batch):
         return {}
     beside = Beside.of(plan.hardware, plan.model, rows, decisions.weights.forms, reads_layers(placement))
-    return {unit: ns(beside.handed_s(placement.part(unit))) for unit in placement.host_units}
+    found = {}
+    for unit in placement.host_units:
+        spec = placement.part(unit)
+        handed_s, ahead_s = beside.handed_s(spec), beside.ahead_s(spec)
+        found[unit] = OnHost(ns(handed_s), ns(handed_s - beside.alone_s(spec)), ns(ahead_s))
+    return found

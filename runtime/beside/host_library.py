@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 10
+VERSION = 11
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -102,7 +102,7 @@ def products_library() -> ctypes.CDLL:
     for name, result, arguments in (
         ("kind_name", ctypes.c_char_p, [number]),
         ("machine_level", ctypes.c_int, []),
-        ("pool_open", address, [number, numbers, number, number]),
+        ("pool_open", address, [number, numbers, number, number, number]),
         ("pool_do", number, [address, unit, number, address, address]),
         ("pool_attend", number, [address, ctypes.POINTER(CAttend)]),
         ("pool_start", number, [address, unit, number, address, address, address, number]),

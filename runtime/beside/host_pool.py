@@ -12,13 +12,15 @@ import torch
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.host_memory import usable_cores
-from penstock.planner.common.threads import best_cores, most_threads
+from penstock.planner.common.threads import best_cores, most_threads, thread_cache_bytes
 from penstock.runtime.beside.host_ffn import NUMBERS, HostFfn, host_linear, host_read
 from penstock.runtime.beside.host_library import CAttend, Level, machine_level, products_library
 from penstock.runtime.beside.host_matrix import HostMatrix
 from penstock.runtime.beside.host_serve import HostServe, WokenServe
 
 NEAR_S = 0.005
+AHEAD_OF = 2
+"""One part in so many of a thread's cache: of what is read meanwhile, and of inputs, it keeps some, too."""
 _NO_SCRATCH = "the CPU's products got no scratch memory"
 
 
@@ -83,19 +85,31 @@ class HostPool:
     and column of the widest layer. Calls release the interpreter's lock. Raises UserError where the products are not compiled, or the
     threads cannot be made. ``level`` holds the instruction set below :func:`machine_level`.
 
+    ``ahead_bytes``: what each thread may read ahead of a served unit's rows while it waits, into its core's cache; where it is not given,
+    half of that (:func:`thread_cache_bytes`).
+
     With ``joined`` one of the threads is whoever calls :meth:`ffn` or :meth:`attend`: for a caller that would do nothing meanwhile but take
     a core while it waits. Such a pool has neither :meth:`start` nor :meth:`serve`, and pins no thread unless ``cores`` are given.
     """
 
-    def __init__(self, threads: int, cores: Sequence[int] | None = None, level: Level | None = None, joined: bool = False) -> None:
+    def __init__(
+        self,
+        threads: int,
+        cores: Sequence[int] | None = None,
+        level: Level | None = None,
+        joined: bool = False,
+        ahead_bytes: int | None = None,
+    ) -> None:
         if cores is not None and len(cores) < threads:
             raise ValueError(f"{len(cores)} cores for {threads} threads")
         self.threads, self.joined = threads, joined
+        self.ahead_bytes = thread_cache_bytes() // AHEAD_OF if ahead_bytes is None else ahead_bytes
         best = (best_cores() if not joined else []) if cores is None else list(cores)
         self._library = products_library()
         where = (ctypes.c_int64 * threads)(*(best[:threads] if len(best) >= threads else [-1] * threads))
         self._looker: int | None = None
-        self._pool: int | None = self._library.pool_open(threads, where, machine_level() if level is None else level, joined)
+        held = machine_level() if level is None else level
+        self._pool: int | None = self._library.pool_open(threads, where, held, joined, self.ahead_bytes)
         if not self._pool:
             raise UserError(f"{threads} threads for the CPU's products cannot be made: ask for fewer, from 1 to 256")
 
@@ -213,16 +227,16 @@ class HostPool:
         self.close()
 
 
-def pool_here(threads: int, tell: Callable[[str], None] = lambda line: None) -> HostPool:
-    """The pool that a plan has ``threads`` for; of fewer where this process has fewer cores than the plan's machine: threads that spin must
-    not wait for each other's core. ``tell`` gets the line that says so."""
+def pool_here(threads: int, ahead_bytes: int, tell: Callable[[str], None] = lambda line: None) -> HostPool:
+    """The pool that a plan has ``threads`` for, each of which reads ``ahead_bytes`` ahead; of fewer where this process has fewer cores than
+    the plan's machine: threads that spin must not wait for each other's core. ``tell`` gets the line that says so."""
     here = min(threads, most_threads())
     if here < threads:
         tell(
             f"{here} of {threads} threads: the CPU's units were planned for more cores than the {usable_cores()} that this process may use;"
             " raise the container's quota or the affinity, or run `planner probe` within them and plan anew"
         )
-    return HostPool(here)
+    return HostPool(here, ahead_bytes=ahead_bytes)
 
 
 def _plain(tensor: torch.Tensor) -> tuple[int, int]:

@@ -130,7 +130,7 @@ class Engine:
         """What attends to layers of KV in DRAM, by threads of its own."""
         host, options = self.host, self.host.options
         assert self.copier is not None
-        pool = pool_here(options.host_threads, options.tell)
+        pool = pool_here(options.host_threads, options.host_ahead_bytes, options.tell)
         self._stack.callback(pool.close)
         locked, choice = self.device.type == "cuda", ScheduleChoice(options.schedules)
         return HostAttention(pool, regions, host.kv.rows, host.kv.page_tokens, self.copier, locked, self.ledger, options.tell, choice)

@@ -86,7 +86,8 @@ def open_session(
         if plan.hardware.host is not None:
             units = {plan.placement.spec(unit).format for unit in plan.placement.host_units}
             threads = plan.hardware.host.threads_of(units or plan.model.ffn_formats)
-            options = replace(options, host_threads=threads, schedules=schedules_of(whole))
+            ahead_bytes = plan.hardware.host.ahead_bytes
+            options = replace(options, host_threads=threads, host_ahead_bytes=ahead_bytes, schedules=schedules_of(whole))
         options = replace(options, launched=options.graphs is None and keeps_link_busier(plan.hardware, plan.placement))
         options = replace(options, verify_shapes=recorded_shapes(plan.hardware, plan.model, plan.workload, plan.decisions))
         options = replace(options, prompt_tokens=plan.decisions.recorded_prompt_tokens)
@@ -136,8 +137,9 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
     decided, ssd = plan.decisions, plan.decisions.weights.ssd
     share, split = None, host_split(plan.hardware, plan.model, decided.experts, decided.batch)
     if split is not None and plan.hardware.host is not None:
-        threads = plan.hardware.host.threads_of(plan.model.ffn_formats)
-        share = CpuShare(split, threads, decided.batch, plan.model.hidden, getattr(torch, plan.model.compute_dtype), options.tell)
+        host, dtype = plan.hardware.host, getattr(torch, plan.model.compute_dtype)
+        threads = host.threads_of(plan.model.ffn_formats)
+        share = CpuShare(split, threads, host.ahead_bytes, decided.batch, plan.model.hidden, dtype, options.tell)
     experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)

@@ -32,6 +32,8 @@ class CpuShare:
 
     split: HostSplit
     threads: int
+    ahead_bytes: int
+    """That each of them reads ahead."""
     rows: int
     """Of a step, at most."""
     hidden: int

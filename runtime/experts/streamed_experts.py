@@ -80,7 +80,7 @@ class Experts:
             key, layout = next(iter(room.layouts.items()))
             anywhere = torch.empty(layout.nbytes, dtype=torch.uint8)
             units[key[0]].of(key[1], SlotViews({key: layout.tensors}).of(key, 0, anywhere))
-            pool = pool_here(share.threads, share.tell)
+            pool = pool_here(share.threads, share.ahead_bytes, share.tell)
         except UserError as error:
             share.tell(f"all missed experts are copied, and steps take longer than planned: {error}")
             return None

@@ -267,6 +267,7 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
         if time.perf_counter() < end and (units := units_of(name, stretch, torch.float16)):
             with closing(HostPool(of_their_own.get(name, threads))) as pool:
                 halves[name] = by_rows(pool, units, seconds)
+    yield "ahead_bytes", pool.ahead_bytes
     yield "products", products
     yield "f16_products", halves
     yield "format_threads", of_their_own

@@ -31,6 +31,8 @@ class HostRates:
     outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps or the SSD is read in each pass."""
     format_threads: Mapping[str, int] = field(default_factory=dict)
     """Format -> threads that multiply by it, where more pay than :attr:`threads`: arithmetic binds it and not the bus."""
+    ahead_bytes: int = 0
+    """That each thread reads ahead of the next unit's rows, into its core's cache, while the card computes."""
     f16_products: Mapping[str, Curve] = field(default_factory=dict)
     """:attr:`products` with inputs in F16 in place of BF16. An F16 row by stored numbers costs about what two BF16 rows do."""
 

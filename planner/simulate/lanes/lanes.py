@@ -185,6 +185,14 @@ class Lanes:
         self.add(track, work, length_ns)
         return Wait(lambda: not self.of[track].moving, work.name)
 
+    def cut(self, track: str) -> int:
+        """Leave off what moves on ``track``, if anything does: nanoseconds that were left of it, if nothing else is in flight."""
+        lane = self.of[track]
+        left = sum(moving.left for moving in lane.moving)
+        lane.moving.clear()
+        lane.idle_since = self.now
+        return -(-left // WHOLE)
+
     def step(self) -> bool:
         """Go on to the next end of anything; False when nothing is in flight."""
         return self._clock.step()

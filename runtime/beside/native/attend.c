@@ -278,16 +278,17 @@ static phase_fn merge_at(int level)
     return level >= LEVEL_AVX512 ? X86(merge_avx512) : level >= LEVEL_AVX2 ? X86(merge_avx2) : merge_portable;
 }
 
-int attend_part(const struct team *team, const struct attend *a, void *scratch, struct progress *progress)
+int attend_part(const struct team *team, int64_t me, const struct attend *a, void *scratch, struct progress *progress)
 {
     const int64_t tokens = a->tokens, spans = spans_of(a), places = tokens * a->heads * spans;
     float *memory = scratch;
     const struct attending work = {a, {memory + 2 * places, memory, memory + places}, spans, team->level};
     const int64_t items = tokens * a->kv_heads * spans, merged = tokens * a->heads;
-    do_phase(&work, team->threads, progress, 0, items, 1, attend_at(team->level));
-    wait_for_phase(progress, 0, items);
-    const int last = do_phase(&work, team->threads, progress, 1, merged, 4, merge_at(team->level));
+    const struct phase attending = {items, 1, 0, attend_at(team->level)}, merging = {merged, 4, 0, merge_at(team->level)};
+    do_phase(&work, team, me, progress, 0, &attending);
+    wait_for_phase(progress, 0, items, NULL);
+    const int last = do_phase(&work, team, me, progress, 1, &merging);
     if (!last)
-        wait_for_phase(progress, 1, merged);
+        wait_for_phase(progress, 1, merged, NULL);
     return last;
 }

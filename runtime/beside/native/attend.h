@@ -28,6 +28,6 @@ int64_t tokens_of(const struct attend *a);
 int64_t attend_bytes(const struct attend *a);
 
 /* Takes part until all of out is written. Returns 1 for the thread that finished the last of it, else 0. */
-int attend_part(const struct team *team, const struct attend *a, void *scratch, struct progress *progress);
+int attend_part(const struct team *team, int64_t me, const struct attend *a, void *scratch, struct progress *progress);
 
 #endif

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { MOST_THREADS = 256, JOBS = 64 };
+enum { JOBS = 64 };
 
 struct pool;
 
@@ -45,7 +45,7 @@ struct pool {
 
 struct member {
     struct pool *pool;
-    int64_t core;
+    int64_t number, core;
 };
 
 int64_t now_ns(void)
@@ -99,27 +99,28 @@ static void finish(struct pool *pool, struct job *job)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Takes part in a job until it is done. */
-static void join(struct pool *pool, struct job *job)
+/* Takes part in a job until it is done, as thread `me`. */
+static void join(struct pool *pool, int64_t me, struct job *job)
 {
     int64_t none = 0;
     int last;
     if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
         __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
     if (job->served)
-        last = served_live(&pool->team, job->served, job->first, job->past);
+        last = served_live(&pool->team, me, job->served, job->first, job->past);
     else if (job->attend.rows)
-        last = attend_part(&pool->team, &job->attend, pool->scratch, &job->own);
+        last = attend_part(&pool->team, me, &job->attend, pool->scratch, &job->own);
     else
-        last = take_part(&pool->team, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y);
+        last = take_part(&pool->team, me, &job->unit, &job->scratch, &job->own, job->rows, job->x, job->y);
     if (last)
         finish(pool, job);
 }
 
 static void *live(void *given)
 {
-    struct pool *pool = ((struct member *)given)->pool;
-    int64_t core = ((struct member *)given)->core;
+    const struct member member = *(struct member *)given;
+    struct pool *pool = member.pool;
+    const int64_t core = member.core;
     free(given);
     pthread_setname_np(pthread_self(), "penstock-beside");
     if (core >= 0) {
@@ -131,7 +132,7 @@ static void *live(void *given)
     }
     for (int64_t number = 0; await_job(pool, number); number++) {
         struct job *job = &pool->jobs[number % JOBS];
-        join(pool, job);
+        join(pool, member.number, job);
         __atomic_sub_fetch(&job->left, 1, __ATOMIC_ACQ_REL);
     }
     return NULL;
@@ -144,7 +145,7 @@ static int make_threads(struct pool *pool, const int64_t *cores)
         struct member *member = malloc(sizeof *member);
         if (!member)
             return 1;
-        *member = (struct member){pool, cores[pool->made]};
+        *member = (struct member){pool, pool->made, cores[pool->made]};
         if (pthread_create(&pool->threads[pool->made], NULL, live, member)) {
             free(member);
             return 1;
@@ -164,16 +165,17 @@ static void end_threads(struct pool *pool)
 }
 
 /* NULL when the threads cannot be made. cores: one a thread, -1 leaves it to the kernel. level: LEVELS or more for the machine's. joined: 1
- * where one of the threads is whoever calls pool_do. */
-struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level, int64_t joined)
+ * where one of the threads is whoever calls pool_do. ahead: bytes of a served unit that each thread may read while it waits. */
+struct pool *pool_open(int64_t threads, const int64_t *cores, int64_t level, int64_t joined, int64_t ahead)
 {
-    if (threads < 1 || threads > MOST_THREADS || joined < 0 || joined > 1)
+    if (threads < 1 || threads > MOST_THREADS || joined < 0 || joined > 1 || ahead < 0)
         return NULL;
     struct pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
     int machine = machine_level();
     pool->team.threads = threads;
+    pool->team.ahead = ahead;
     pool->made_at_most = threads - joined;
     pool->team.level = level < machine ? (int)level : machine;
     pthread_mutex_init(&pool->lock, NULL);
@@ -259,7 +261,7 @@ static struct job *next_unit(struct pool *pool, const struct unit *unit, int64_t
 static void post_and_join(struct pool *pool, struct job *job)
 {
     post(pool);
-    join(pool, job);
+    join(pool, pool->made, job);
     while (!__atomic_load_n(&job->done, __ATOMIC_ACQUIRE))
         relax();
 }

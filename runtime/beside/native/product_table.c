@@ -1,6 +1,7 @@
 /* Which function multiplies which kind of matrix on which machine. */
 #define _GNU_SOURCE
-#include "products.h"
+#include "ahead.h"
+#include "product_gguf.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -166,6 +167,29 @@ int64_t fixed_summed(int64_t run, int level)
 int64_t rows_at_once(int32_t kind)
 {
     return kind == KIND_AWQ || kind == KIND_GPTQ4 ? ACROSS : TILE_ROWS;
+}
+
+int64_t row_bytes(const struct matrix *m)
+{
+    switch (m->kind) {
+    case KIND_BF16:
+    case KIND_F16: return 2 * m->columns;
+    case KIND_F32: return 4 * m->columns;
+    case KIND_INT8:
+    case KIND_UINT8:
+    case KIND_FP8:
+    case KIND_FP8_ROW:
+    case KIND_LOSSLESS: return m->columns;
+    case KIND_INT4:
+    case KIND_MXFP4:
+    case KIND_NVFP4: return m->columns / 2;
+    case KIND_Q4_0: return m->columns / SMALL * BYTES_Q4_0;
+    case KIND_Q8_0: return m->columns / SMALL * BYTES_Q8_0;
+    case KIND_Q4_K: return m->columns / LARGE * BYTES_Q4_K;
+    case KIND_Q5_K: return m->columns / LARGE * BYTES_Q5_K;
+    case KIND_Q6_K: return m->columns / LARGE * BYTES_Q6_K;
+    default: return 0; /* GPTQ and AWQ: words lie across rows */
+    }
 }
 
 #ifdef HAS_X86

@@ -62,8 +62,8 @@ void served_ready(struct served *served, int64_t rows)
     }
 }
 
-/* Until unit i is asked, or another thread saw that it is. 0 when there is no use in waiting. */
-static int await_unit(struct served *served, int64_t i)
+/* Until unit i is asked, or another thread saw that it is; what is `ahead` is read meanwhile. 0 when there is no use in waiting. */
+static int await_unit(struct served *served, int64_t i, struct ahead *ahead)
 {
     const int32_t *ask = &served->ask[i * FLAG_WORDS];
     int64_t since = 0;
@@ -78,6 +78,8 @@ static int await_unit(struct served *served, int64_t i)
         }
         if (__atomic_load_n(&served->stopped, __ATOMIC_RELAXED))
             return 0;
+        if (read_ahead(ahead))
+            continue;
         relax();
         if (looks % LOOKS)
             continue;
@@ -88,17 +90,18 @@ static int await_unit(struct served *served, int64_t i)
     }
 }
 
-int served_live(const struct team *team, struct served *served, int64_t first, int64_t past)
+int served_live(const struct team *team, int64_t me, struct served *served, int64_t first, int64_t past)
 {
     int last = 0;
     for (int64_t i = first; i < past; i++) {
         struct served_unit *unit = &served->units[i];
+        struct ahead ahead = ahead_of(team, me, &unit->unit);
         int64_t none = 0;
-        if (!await_unit(served, i))
+        if (!await_unit(served, i, &ahead))
             return 0;
         if (!__atomic_load_n(&unit->begun, __ATOMIC_RELAXED))
             __atomic_compare_exchange_n(&unit->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
-        last = take_part(team, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, unit->y);
+        last = take_part(team, me, &unit->unit, &unit->scratch, &unit->progress, served->rows, served->x, unit->y);
         if (last) {
             __atomic_store_n(&unit->ended, now_ns(), __ATOMIC_RELEASE);
             __atomic_store_n(&served->ask[i * FLAG_WORDS], 0, __ATOMIC_RELAXED);

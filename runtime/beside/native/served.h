@@ -38,8 +38,9 @@ int64_t served_over(const struct served *served);
 /* For a step of that many rows. No thread may be at the last one still. */
 void served_ready(struct served *served, int64_t rows);
 
-/* Takes part in the units from `first` to before `past`. Returns 1 for the thread that finished the last one. */
-int served_live(const struct team *team, struct served *served, int64_t first, int64_t past);
+/* Thread `me` takes part in the units from `first` to before `past`. It reads ahead while none is asked. Returns 1 for the thread that finished
+ * the last one. */
+int served_live(const struct team *team, int64_t me, struct served *served, int64_t first, int64_t past);
 
 struct pool;
 

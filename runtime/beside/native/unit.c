@@ -425,27 +425,86 @@ static int64_t grain_of(const struct matrix *m)
     return rows < least ? least : rows;
 }
 
-int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,
-              const uint16_t *x, uint16_t *y)
+/* Matrices of which a phase takes rows: gate and up, or down. */
+struct both {
+    const struct matrix *of[AHEAD_MOST];
+    int64_t count, each; /* each: their rows for one of the phase */
+};
+
+static struct both first_both(const struct unit *unit)
+{
+    if (unit->form == FORM_GATED)
+        return (struct both){{&unit->gate, &unit->up}, 2, 1};
+    return (struct both){{first_matrix(unit)}, 1, unit->form == FORM_PAIRED ? 2 : 1};
+}
+
+/* Rows of a phase that each thread has for its own: of as many bytes as it may read ahead, half of the phase at most. */
+static int64_t own_rows(const struct team *team, const struct both *both, int64_t total, int64_t grain)
+{
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < both->count; i++) {
+        const int64_t each = row_bytes(both->of[i]);
+        if (!each)
+            return 0;
+        bytes += both->each * each;
+    }
+    const int64_t most = total / 2 / team->threads, fits = team->ahead / bytes;
+    return (fits < most ? fits : most) / grain * grain;
+}
+
+static struct ahead own_of(const struct team *team, int64_t me, const struct both *both, int64_t own)
+{
+    struct ahead ahead = {{NULL}, me < team->threads ? both->count : 0, own * both->each * row_bytes(both->of[0]), 0};
+    for (int64_t i = 0; i < ahead.count; i++)
+        ahead.at[i] = (const char *)both->of[i]->part[0] + me * ahead.bytes;
+    return ahead;
+}
+
+static struct phase first_phase(const struct team *team, const struct unit *unit)
+{
+    const struct both both = first_both(unit);
+    const int64_t grain = grain_of(first_matrix(unit));
+    const int64_t total = unit->form == FORM_PRODUCT ? unit->down.rows : middle_of(unit);
+    const phase_fn each = unit->form == FORM_PRODUCT ? make_outputs : unit->form == FORM_PAIRED ? make_paired : make_middle;
+    return (struct phase){total, grain, own_rows(team, &both, total, grain), each};
+}
+
+struct ahead ahead_of(const struct team *team, int64_t me, const struct unit *unit)
+{
+    const struct both both = first_both(unit);
+    return own_of(team, me, &both, unit->form == FORM_READ ? 0 : first_phase(team, unit).own);
+}
+
+int take_part(const struct team *team, int64_t me, const struct unit *unit, const struct scratch *scratch, struct progress *progress,
+              int64_t rows, const uint16_t *x, uint16_t *y)
 {
     const struct work work = {team, unit, scratch, rows, x, y};
     const int64_t inputs = inputs_of(unit), middle = middle_of(unit);
     if (unit->form == FORM_READ) {
-        const int64_t blocks = unit->bytes / READ_BYTES;
-        int ended = do_phase(&work, team->threads, progress, 0, blocks, CLAIM_BYTES / READ_BYTES, read_blocks);
-        wait_for_phase(progress, 0, blocks);
+        const struct phase reading = {unit->bytes / READ_BYTES, CLAIM_BYTES / READ_BYTES, 0, read_blocks};
+        int ended = do_phase(&work, team, me, progress, 0, &reading);
+        wait_for_phase(progress, 0, reading.total, NULL);
         return ended;
     }
-    do_phase(&work, team->threads, progress, 0, inputs, 256, take_inputs);
-    wait_for_phase(progress, 0, inputs);
-    do_phase(&work, team->threads, progress, 1, middle, grain_of(&unit->up), unit->form == FORM_PAIRED ? make_paired : make_middle);
-    wait_for_phase(progress, 1, middle);
-    if (shares_later(&work)) {
-        do_phase(&work, team->threads, progress, 2, middle, 2 * WORDS_COLUMNS, share_middle_words);
-        wait_for_phase(progress, 2, middle);
+    const struct phase taking = {inputs, 256, 0, take_inputs};
+    struct phase outputs = first_phase(team, unit);
+    do_phase(&work, team, me, progress, 0, &taking);
+    wait_for_phase(progress, 0, inputs, NULL);
+    if (unit->form != FORM_PRODUCT) {
+        const struct both last = {{&unit->down}, 1, 1};
+        const int64_t grain = grain_of(&unit->down);
+        do_phase(&work, team, me, progress, 1, &outputs);
+        outputs = (struct phase){unit->down.rows, grain, own_rows(team, &last, unit->down.rows, grain), make_outputs};
+        struct ahead ahead = own_of(team, me, &last, outputs.own);
+        wait_for_phase(progress, 1, middle, &ahead);
+        if (shares_later(&work)) {
+            const struct phase sharing = {middle, 2 * WORDS_COLUMNS, 0, share_middle_words};
+            do_phase(&work, team, me, progress, 2, &sharing);
+            wait_for_phase(progress, 2, middle, &ahead);
+        }
     }
-    int last = do_phase(&work, team->threads, progress, 3, unit->down.rows, grain_of(&unit->down), make_outputs);
-    if (!last)
-        wait_for_phase(progress, 3, unit->down.rows);
-    return last;
+    int ended = do_phase(&work, team, me, progress, 3, &outputs);
+    if (!ended)
+        wait_for_phase(progress, 3, unit->down.rows, NULL);
+    return ended;
 }

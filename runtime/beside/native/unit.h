@@ -32,9 +32,13 @@ int64_t middle_of(const struct unit *unit);
 int64_t scratch_bytes(const struct unit *unit, int64_t rows);
 struct scratch scratch_in(void *memory, const struct unit *unit, int64_t rows);
 
-/* Takes part until all rows of y are written. x: [rows][inputs], y: [rows][outputs]. Returns 1 for the thread that finished the last
- * rows, else 0. What torch's layers of that number round is rounded: each linear's output, the activation's, the product's. */
-int take_part(const struct team *team, const struct unit *unit, const struct scratch *scratch, struct progress *progress, int64_t rows,
-              const uint16_t *x, uint16_t *y);
+/* Thread `me` of the team takes part until all rows of y are written. x: [rows][inputs], y: [rows][outputs]. Returns 1 for the thread that
+ * finished the last rows, else 0. What torch's layers of that number round is rounded: each linear's output, the activation's, the
+ * product's. */
+int take_part(const struct team *team, int64_t me, const struct unit *unit, const struct scratch *scratch, struct progress *progress,
+              int64_t rows, const uint16_t *x, uint16_t *y);
+
+/* Of a unit that comes next, what thread `me` will read first. */
+struct ahead ahead_of(const struct team *team, int64_t me, const struct unit *unit);
 
 #endif

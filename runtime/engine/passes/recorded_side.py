@@ -219,6 +219,7 @@ class RecordedSide:
     @cached_property
     def _pool(self) -> HostPool:
         """The threads that compute units."""
-        pool = pool_here(self._host.options.host_threads, self._host.options.tell)
+        options = self._host.options
+        pool = pool_here(options.host_threads, options.host_ahead_bytes, options.tell)
         self._stack.callback(pool.close)
         return pool

@@ -26,6 +26,8 @@ class EngineOptions:
     """The plan has steps launched kernel by kernel which could be recorded."""
     host_threads: int = 0
     """That compute units of a recorded step on the CPU."""
+    host_ahead_bytes: int = 0
+    """That each of them reads ahead while it waits."""
     schedules: tuple[Schedule, ...] = ()
     """That a recorded step can follow, with what the plan predicts of them."""
     verify_shapes: tuple[VerifyShape, ...] = ()

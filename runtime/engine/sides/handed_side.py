@@ -19,7 +19,7 @@ def open_handed(host: HostSide, card: CardSide, copier: CopyDevice, locked: bool
     """What has the CPU compute its units of ``model``; copying has begun. ``stack`` closes it, and the threads that compute. ``locked``:
     whether its memory is to be page-locked."""
     placement, tell = host.placement, host.options.tell
-    pool = pool_here(host.options.host_threads, tell)
+    pool = pool_here(host.options.host_threads, host.options.host_ahead_bytes, tell)
     stack.callback(pool.close)
     decided = placement.weights.host
     units = LaunchedUnits(

@@ -190,10 +190,10 @@ def test_what_holds_torch_back_holds_products_back(said: str, most: Level, monke
 def test_a_plan_of_a_larger_machine_gets_the_threads_that_are_here() -> None:
     """And the user is told that they are fewer, where they are."""
     told: list[str] = []
-    with pool_here(256, told.append) as made:
+    with pool_here(256, 0, told.append) as made:
         assert made.threads == most_threads()
     assert len(told) == 1 and told[0].startswith(f"{most_threads()} of 256 threads: ")
-    with pool_here(1, told.append) as made:
+    with pool_here(1, 0, told.append) as made:
         assert made.threads == 1
     assert len(told) == 1
 
