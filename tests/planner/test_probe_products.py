@@ -15,7 +15,13 @@ from penstock.planner.probe.profile_table import _figures
 from tests.planner.test_presets import hardware
 
 TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128": [[1, 50.0]]}, "beside_h2d": 0.8, "h2d_beside": 0.9}
-TOLD |= {"turned_bytes": 5_030_000_000, "attention_gbps": 66.0, "bus_gbps": 120.0, "format_threads": {"INT4-128": 14}}
+TOLD |= {
+    "turned_bytes": 5_030_000_000,
+    "attention_gbps": 66.0,
+    "bus_gbps": 120.0,
+    "format_threads": {"INT4-128": 14},
+    "ahead_bytes": 1 << 20,
+}
 TOLD |= {"f16_products": {"INT4-128": [[1, 25.0], [8, 10.0]]}}
 
 
@@ -49,7 +55,7 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     )
     mapped = hardware_mapping(hardware_from(cfg))["host"]
     assert mapped["products"] == TOLD["products"] and mapped["format_threads"] == TOLD["format_threads"]
-    assert mapped["f16_products"] == TOLD["f16_products"]
+    assert mapped["f16_products"] == TOLD["f16_products"] and mapped["ahead_bytes"] == made.ahead_bytes == 1 << 20
     halves = made.computing(Dtype.float16)
     assert [halves.most_rows(KNOWN_FORMATS[name]) for name in ("INT4-128-asym", "BF16")] == [8, 0] and made.computing(
         Dtype.bfloat16

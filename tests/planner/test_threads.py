@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.planner.common.threads import best_cores, most_threads
+from penstock.planner.common.threads import best_cores, most_threads, thread_cache_bytes
 
 
 @pytest.fixture
@@ -64,3 +64,23 @@ def test_a_hybrid_processor_multiplies_with_its_fast_cores(machine: Path, monkey
 def test_without_a_word_from_the_kernel_there_is_one_thread_at_least(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     assert (best_cores(machine), most_threads(machine)) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("caches", "nbytes"),
+    [
+        ({}, 0),
+        ({"0": "2048K", "1": "2048K"}, 2 << 20),
+        ({"0,2": "2048K", "1,3": "2048K"}, 1 << 20),
+        ({"0-1": "2M", "4-7": "4M"}, 1 << 20),
+    ],
+)
+def test_a_thread_has_its_part_of_the_cache_that_a_core_has_for_its_own(machine: Path, caches: dict[str, str], nbytes: int) -> None:
+    """Of fast and slow cores the least; what all cores share is not counted."""
+    for shared, size in caches.items():
+        for level, held in ((2, size), (3, "300M")):
+            cache = machine / f"sys/devices/system/cpu/cpu{shared[0]}/cache/index{level}"
+            cache.mkdir(parents=True)
+            for name, text in (("level", str(level)), ("size", held), ("shared_cpu_list", shared)):
+                (cache / name).write_text(text + "\n")
+    assert thread_cache_bytes(machine) == nbytes
