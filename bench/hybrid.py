@@ -9,8 +9,9 @@ and 16, or those of `sizes`. `lossless`: beside BF16. `int4`: VRAM 2 GiB. `head`
 LM head on the CPU. `rows`: AWQ in F16 at 3 GiB, in the order of rows and as published. `seventy`: 70B at 16 GiB, for a host of 512 GB.
 `splits`: `force.host_ffn` from 0 to all, or those of `splits`, each predicted and measured; what the plan's own choice lost to the best.
 `reads`: DRAM of `dram`, so that each pass reads some layers from the drive; `drive`: GB/s that its reads are held to. `near`: a run that
-moves a unit between link and CPU by its own steps (take steps=160). `two`: the plan for a CPU that was probed on two cores. `crowd`:
-other processes take the cores in the middle. `files`: makes the checkpoints of `forms`, so that a case need not.
+moves a unit between link and CPU by its own steps (take steps=160). `ahead`: beside the plan whose threads read nothing ahead. `two`: the
+plan for a CPU that was probed on two cores. `crowd`: other processes take the cores in the middle. `files`: makes the checkpoints of
+`forms`, so that a case need not.
 
 `model`, `layers`, `vram` change the geometry and the budget of the cases; `drop=true` removes the files of a case behind it. The first
 command over a directory probes the machine, two minutes; `quick=true` leaves the CPU's products out, and with them all units of the CPU.
@@ -273,6 +274,17 @@ class Hybrid:
         predicted = turned.predicted("decode_s_per_token", turned.step_s)
         yield self.row("AWQ by rows over as published", what, 1 / turned.step_s, 1 / published.step_s, "tok/s", ">= 1", turned, predicted)
 
+    def ahead(self) -> Iterator[Row]:
+        """What threads read ahead while they wait, over waiting alone."""
+        checkpoint = self.checkpoint()
+        with self.dropped(checkpoint):
+            keys = (("plan", ()), ("none", ("hardware.host.ahead_bytes=0",)))
+            plan, none = self.in_turns(checkpoint, [self.solve(f"ahead-{what}", checkpoint, *more) for what, more in keys])
+            said = none.predicted("decode_s_per_token", none.step_s)
+            what = f"{self.where(plan)}; none: {self.where(none)}, predicted/measured {said:.3f}"
+            predicted = plan.predicted("decode_s_per_token", plan.step_s)
+            yield self.row("reading ahead over none", what, plan.step_s, none.step_s, "s", "<= 1", plan, predicted)
+
     def seventy(self) -> Iterator[Row]:
         checkpoint = self.checkpoint(model="llama70b" if self.card else self.model)
         with self.dropped(checkpoint):
@@ -419,6 +431,7 @@ CASES = (
     "splits",
     "near",
     "reads",
+    "ahead",
     "two",
     "crowd",
 )
