@@ -101,6 +101,7 @@ def products_library() -> ctypes.CDLL:
     unit = ctypes.POINTER(CUnit)
     for name, result, arguments in (
         ("kind_name", ctypes.c_char_p, [number]),
+        ("kind_reads_ahead", number, [number]),
         ("machine_level", ctypes.c_int, []),
         ("pool_open", address, [number, numbers, number, number, number]),
         ("pool_do", number, [address, unit, number, address, address]),
@@ -141,6 +142,12 @@ def machine_level() -> Level:
     """The widest instruction set of this machine that there are products for, up to what ATEN_CPU_CAPABILITY leaves to torch's own."""
     found = Level(products_library().machine_level())
     return min(found, _UP_TO.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), found))
+
+
+def kinds_read_ahead() -> frozenset[str]:
+    """Kinds of matrices whose rows lie by themselves, so that threads read ahead of them; the law of plans counts on it
+    (``planner.contract.prices.beside.Beside.ahead_s``)."""
+    return frozenset(name for name, number in matrix_kinds().items() if products_library().kind_reads_ahead(number))
 
 
 _UP_TO = MappingProxyType({"default": Level.portable, "avx2": Level.avx2, "avx512": Level.avx512})

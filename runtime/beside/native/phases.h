@@ -27,7 +27,8 @@ struct team {
 
 typedef void (*phase_fn)(const void *work, int64_t first, int64_t last);
 
-/* A phase of a piece of work: `total` rows, claimed by `grain` at least. The first `own` of each thread, one after the other, are its own. */
+/* A phase of a piece of work: `total` rows, claimed by `grain` at least. At the beginning lie the `own` rows of each thread, one thread's
+ * after the other's. */
 struct phase {
     int64_t total, grain, own;
     phase_fn each;
@@ -40,7 +41,8 @@ static inline void relax(void)
 #endif
 }
 
-static inline int do_rows(const void *work, struct progress *progress, int number, const struct phase *phase, int64_t first, int64_t count)
+static inline int do_rows(const void *work, struct progress *progress, int number, const struct phase *phase, int64_t first,
+                          int64_t count)
 {
     phase->each(work, first, first + count);
     return __atomic_add_fetch(&progress->phase[number].finished, count, __ATOMIC_ACQ_REL) == phase->total;

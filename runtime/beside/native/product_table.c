@@ -192,6 +192,12 @@ int64_t row_bytes(const struct matrix *m)
     }
 }
 
+/* For Python: whether a kind's rows lie by themselves, so that threads read ahead of them. */
+int64_t kind_reads_ahead(int64_t kind)
+{
+    return row_bytes(&(struct matrix){.kind = (int32_t)kind, .columns = LARGE}) != 0;
+}
+
 #ifdef HAS_X86
 #include <cpuid.h>
 

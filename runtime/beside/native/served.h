@@ -38,8 +38,8 @@ int64_t served_over(const struct served *served);
 /* For a step of that many rows. No thread may be at the last one still. */
 void served_ready(struct served *served, int64_t rows);
 
-/* Thread `me` takes part in the units from `first` to before `past`. It reads ahead while none is asked. Returns 1 for the thread that finished
- * the last one. */
+/* Thread `me` takes part in the units from `first` to before `past`. It reads ahead while none is asked. Returns 1 for the thread that
+ * finished the last one. */
 int served_live(const struct team *team, int64_t me, struct served *served, int64_t first, int64_t past);
 
 struct pool;

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from penstock.planner.common.threads import thread_cache_bytes
+from penstock.planner.contract.given.formats import KNOWN_FORMATS, in_rows
 from penstock.runtime.beside.host_ffn import HostFfn
-from penstock.runtime.beside.host_library import products_unbuilt
+from penstock.runtime.beside.host_library import kinds_read_ahead, matrix_kinds, products_unbuilt
 from penstock.runtime.beside.host_matrix import host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool, pool_here
 from penstock.runtime.beside.host_serve import flags
@@ -97,3 +98,9 @@ def test_what_is_asked_after_a_while_is_what_is_asked_at_once(pools: list[HostPo
 def test_a_run_reads_as_much_ahead_as_its_plan_says_and_others_half_of_a_threads_cache() -> None:
     with pool_here(1, 12345) as planned, HostPool(1) as usual:
         assert planned.ahead_bytes == 12345 and usual.ahead_bytes == thread_cache_bytes() // 2
+
+
+def test_what_plans_count_on_is_what_is_read_ahead() -> None:
+    """Of every kind but those that lie across rows."""
+    across = {name.partition("-")[0] for name, form in KNOWN_FORMATS.items() if in_rows(form) is not None}
+    assert across == {"AWQ", "GPTQ4", "GPTQ8"} and set(matrix_kinds()) - kinds_read_ahead() == across & set(matrix_kinds())
