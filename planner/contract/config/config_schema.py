@@ -141,7 +141,7 @@ class HostConfig:
     """Format of weights -> threads that multiply by it, where more pay than `threads`: arithmetic binds it and not the bus."""
     ahead_bytes: Annotated[int, Bounds(0, 1 << 30)] = 0
     """Bytes that each thread reads ahead of the next unit's rows, into its core's cache, while the GPU computes. 0: none. `planner probe`
-    takes half of a hardware thread's second-level cache."""
+    takes half of a hardware thread's second-level cache; presets have none."""
     f16_products: dict[str, list[list[Any]]] = field(default_factory=dict)
     """`products` of models that compute in F16, not in BF16. Without them the CPU computes nothing of these beside the GPU."""
 
