@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -16,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from penstock.planner.common.interrupt import DEAF_S
 from penstock.runtime.serve.front.api_errors import ApiError
 from penstock.runtime.serve.front.front_limits import FrontLimits
 from penstock.runtime.serve.front.sse import AT_ONCE, as_json
@@ -187,8 +189,8 @@ def _release(transport: asyncio.BaseTransport) -> None:
 
 
 class Listening(uvicorn.Server):
-    """Serves ``app`` until a signal comes. Then it takes no connection any more, and ``drain`` says when those under way are over; a second
-    signal ends them by ``kill``."""
+    """Serves ``app`` until a signal comes. Then it takes no connection any more, and ``drain`` says when those under way are over; another
+    signal ends them by ``kill``, unless it comes with the first: a terminal and a supervisor may both send one."""
 
     def __init__(self, app: ASGIApp, door: Door, drain: Callable[[], Awaitable[None]], kill: Callable[[], None], drain_s: float):
         def connection(*args: Any, **more: Any) -> Connection:
@@ -214,6 +216,9 @@ class Listening(uvicorn.Server):
         self._drain, self._kill = drain, kill
         self.came: int | None = None
         """The signal that ended it first."""
+        self.cut: int | None = None
+        """The one that ended what was under way."""
+        self._came_at = 0.0
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -229,10 +234,16 @@ class Listening(uvicorn.Server):
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: Any) -> None:
+        now = time.monotonic()
+        if self.came is None:
+            self.came, self._came_at = sig, now
+        elif now - self._came_at < DEAF_S:
+            return
+        else:
+            self.cut = sig
         if self.should_exit:
             self.force_exit = True
             self._kill()
-        self.came = self.came or sig
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -19,7 +19,8 @@ from penstock.runtime.serve.routes.serve_app import serve_app
 
 async def serve_on(sock: socket.socket, served: Served, vocabulary: Vocabulary, keys: Keys, supervisor: Supervisor) -> dict[str, Any]:
     """Answer what comes in on the listening ``sock`` until a signal comes, by what ``supervisor`` runs -> the engine's report of its whole
-    life. UserError where the engine cannot serve. A signal that comes before anything was served ends it as it does any other verb."""
+    life. UserError where the engine cannot serve. A signal that comes before anything was served, or another one while replies end, ends it
+    as it does any other verb."""
     door = Door(served.limits)
     talk = Talk(vocabulary, served.template)
     front = Front(served.name, vocabulary, talk, supervisor, keys, served.limits, lambda: door.count)
@@ -34,6 +35,7 @@ async def serve_on(sock: socket.socket, served: Served, vocabulary: Vocabulary, 
         await supervisor.leave_off()
     if supervisor.refused is not None:
         raise supervisor.refused
-    if supervisor.info is None and server.came is not None:
-        signal.raise_signal(server.came)
+    ended_by = server.came if supervisor.info is None else server.cut
+    if ended_by is not None:
+        signal.raise_signal(ended_by)
     return supervisor.report or {}

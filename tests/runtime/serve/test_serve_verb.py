@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from penstock.planner.common.interrupt import DEAF_S
 from penstock.runtime.serve import serve_verb
 from tests.cli import HANGS_S, ROOT, lazily, refusal
 from tests.runtime.serve.fake_motor import KEY
@@ -138,4 +139,19 @@ def test_a_server_answers_survives_its_engine_and_leaves_nothing_behind(desk: Pa
         assert process.returncode == 0, err
         assert json.loads(out)["totals"]["requests"] == 1 and "served 1 request, " in err and "hello" not in err
         assert err.count("is loaded") == 2, "at its start, and behind the engine's end"
+        assert not motor.is_running()
+
+
+def test_another_signal_ends_what_a_first_one_lets_end_unless_both_come_at_once(desk: Path) -> None:
+    """As of a terminal and a supervisor. The engine stands still, so that it would never end by itself."""
+    with serving(desk) as (process, _):
+        (motor,) = psutil.Process(process.pid).children()
+        motor.suspend()
+        for _ in range(2):
+            process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(DEAF_S + 0.5)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=HANGS_S)
+        assert process.returncode == 143 and "Traceback" not in err
         assert not motor.is_running()
