@@ -38,12 +38,13 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
 from bench.gguf_synth import GgufModel, dense_gguf, gpt_oss_gguf, mixtral_gguf  # noqa: E402
-from bench.hybrid import KEYS, LONG, SHORT, Point, parts_gbps, play  # noqa: E402
+from bench.hybrid import KEYS, LONG, SHORT, Point, parts_gbps  # noqa: E402
 from bench.hybrid_routed import Routed  # noqa: E402
 from bench.link import Bench  # noqa: E402
 from bench.llama_programs import LlamaPrograms  # noqa: E402
 from bench.llama_side import Best, LlamaSide  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
+from bench.probed import play  # noqa: E402
 from bench.routed_worker import RoutedRun, measure_routed  # noqa: E402
 from bench.worker import Measured, Trial, Worker, measure  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402

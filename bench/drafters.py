@@ -35,8 +35,9 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
 from bench.draft_ties import first_differences, partings  # noqa: E402
-from bench.hybrid import KEYS, WHOLE, Hybrid, play  # noqa: E402
+from bench.hybrid import KEYS, WHOLE, Hybrid  # noqa: E402
 from bench.keys import read_names  # noqa: E402
+from bench.probed import play  # noqa: E402
 from bench.replies import Replies, look_at, measure_replies, repeats  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.prices.cost import drafter_alone, verify_s  # noqa: E402

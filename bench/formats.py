@@ -33,9 +33,9 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.coded_synth import FORMATS, config_of, write_coded  # noqa: E402
-from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, limit_of, link_limit, machine, step_s, stream_row  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 from bench.worker import Trial, Worker, measure  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402

@@ -26,11 +26,11 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
 from bench.gpt_oss_synth import KEYS, gpt_oss_config, write_gpt_oss  # noqa: E402
-from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, bound_row, limit_of, machine  # noqa: E402
 from bench.moe import mean_s, one_after_the_other  # noqa: E402
 from bench.peers.run import Request, compare  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 from penstock.planner.common.measures import parse_bytes  # noqa: E402
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint  # noqa: E402

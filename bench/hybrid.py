@@ -33,10 +33,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -45,14 +44,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.beside_rates import Rates, attention_rates, measure_rates  # noqa: E402
-from bench.cases import Row, chosen, run_cases  # noqa: E402
+from bench.cases import Row  # noqa: E402
 from bench.coded_synth import config_of, write_coded  # noqa: E402
 from bench.crowd import Crowd, crowded_steps  # noqa: E402
 from bench.held_host import held_drive, hold_drive  # noqa: E402
-from bench.keys import given_of  # noqa: E402
-from bench.link import Bench, machine  # noqa: E402
-from bench.worker import Failed, Measured, Trial, Worker, measure  # noqa: E402
-from penstock.planner.common.errors import UserError  # noqa: E402
+from bench.link import Bench  # noqa: E402
+from bench.probed import play, probe  # noqa: E402
+from bench.worker import Measured, Trial, Worker, measure  # noqa: E402
 from penstock.planner.contract.decided.decisions import Tier  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
 from penstock.planner.contract.plan.planfile import read_plan  # noqa: E402
@@ -65,7 +63,6 @@ ALONE = ("force.host_ffn=0",)
 """Nothing is computed by the CPU: all that VRAM does not keep streams."""
 SHORT, LONG = 128, 2048
 """Tokens of a prompt: behind which steps are measured, and that is measured itself."""
-HANG_S = 300.0
 WHOLE = "whole"
 """All VRAM that the card has."""
 CROWDED_STEPS = 240
@@ -293,15 +290,27 @@ class Hybrid:
 
     def reads(self) -> Iterator[Row]:
         """DRAM holds most layers, and each pass reads the others from the drive."""
-        checkpoint, machine = self.checkpoint(), [f"hardware.dram_bytes={self.given.get('dram', '34GiB')}"]
-        if "drive" in self.given:
-            self.worker(hold_drive, float(self.given["drive"]))
-            machine += held_drive(self.profile, float(self.given["drive"]))
-        with self.dropped(checkpoint):
+        checkpoint = self.checkpoint()
+        with self.dropped(checkpoint), self._drive() as drive:
+            machine = [f"hardware.dram_bytes={self.given.get('dram', '34GiB')}", *drive]
             plans = [self.solve(f"reads-{what}", checkpoint, *machine, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
             plan, alone = self.in_turns(checkpoint, plans)
             read = f"{len(plan.plan.placement.ssd_layers)} layers from the drive"
             yield self._faster(f"{self.model}, {read}", plan, alone, ">= 1")
+
+    @contextmanager
+    def _drive(self) -> Iterator[list[str]]:
+        """What a plan is told of the drive, as `drive` holds it. A process that has read before, or reads for other cases, is not held."""
+        gbps = float(self.given.get("drive", "0"))
+        if not gbps:
+            yield []
+            return
+        self.worker.close()
+        self.worker(hold_drive, gbps)
+        try:
+            yield held_drive(self.profile, gbps)
+        finally:
+            self.worker.close()
 
     def _beside(self, case: str, name: str, checkpoint: Path, vram: str) -> Iterator[Row]:
         plan, alone = self.both(name, checkpoint, vram)
@@ -442,56 +451,5 @@ def parts_gbps(rates: Rates) -> float:
     return max(rates.bus_gbps(format) for format in rates.cpu_gbps)
 
 
-def probe(bench: Bench, quick: str) -> dict:
-    asked = {"path": bench.work, "name": "local", "quick": quick, "force": "true"}
-    return bench.call("planner", "probe", *(f"probe.{key}={value}" for key, value in asked.items()))
-
-
-def profile_of(bench: Bench, quick: str) -> dict:
-    """What `planner probe` said of this machine, once for all commands over the same directory. With the CPU's products it takes two
-    minutes; a quick one leaves them out. One that has them serves both."""
-    kept = bench.work / "profile.json"
-    known = json.loads(kept.read_text()) if kept.exists() else None
-    if known is not None and (quick == "true" or known["host"] or not known["gpu"]):
-        return known
-    found = probe(bench, quick)
-    if quick != "true" and found["gpu"] and not found["host"]:
-        raise UserError("the probe has no rates of the CPU's products, so no plan would have units of the CPU; its warnings say why")
-    kept.write_text(json.dumps(found))
-    return found
-
-
-def adopt_profile(bench: Bench, source: Path) -> None:
-    """The machine as it was probed for commands over ``source``. UserError where it was not."""
-    files = ("profile.json", "config/hardware/local.yaml")
-    for name in files:
-        if not (source / name).is_file():
-            raise UserError(f"profile={source}: has no {name}; name the work= of a command that ran on this machine, or leave profile= out")
-    if source.resolve() != bench.work:
-        (bench.work / files[1]).parent.mkdir(parents=True, exist_ok=True)
-        for name in files:
-            shutil.copyfile(source / name, bench.work / name)
-
-
-Cases = Callable[[Bench, Worker, Mapping, Mapping[str, str]], object]
-"""Makes what has the cases as methods."""
-
-
-def play(of: Cases, names: Sequence[str], usual: str, keys: Sequence[str] = KEYS) -> None:
-    """The cases ``names`` of what ``of`` makes, as the command line asks for them by ``keys``; ``usual`` where it names none."""
-    try:
-        given = given_of(sys.argv[1:], keys)
-        bench = Bench(Path(given.get("work", "bench-work")).resolve())
-        if "profile" in given:
-            adopt_profile(bench, Path(given["profile"]).expanduser())
-        profile = profile_of(bench, given.get("quick", "false"))
-        with closing(Worker(HANG_S)) as worker:
-            one = of(bench, worker, profile, given)
-            methods: dict[str, Callable[[], Iterator[Row]]] = {name: partial(getattr(one, name)) for name in names}
-            run_cases(chosen(given.get("cases", usual), methods), machine(profile), Path(given["out"]) if "out" in given else None)
-    except (UserError, Failed) as error:
-        raise SystemExit(str(error)) from None
-
-
 if __name__ == "__main__":
-    play(Hybrid, CASES, "dense")
+    play(Hybrid, CASES, "dense", KEYS)

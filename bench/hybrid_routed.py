@@ -23,8 +23,9 @@ sys.path.insert(0, str(ROOT))
 from bench.beside_rates import Rates, measure_rates  # noqa: E402
 from bench.cases import Row  # noqa: E402
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss  # noqa: E402
-from bench.hybrid import BUSY_S, SHORT_S, Hybrid, play  # noqa: E402
+from bench.hybrid import BUSY_S, KEYS, SHORT_S, Hybrid  # noqa: E402
 from bench.moe_routing import favour  # noqa: E402
+from bench.probed import play  # noqa: E402
 from bench.routed_worker import RoutedRun, measure_routed  # noqa: E402
 from bench.worker import Trial, measure  # noqa: E402
 from penstock.planner.contract.given.unit_spec import UnitKind  # noqa: E402
@@ -136,4 +137,4 @@ class Routed(Hybrid):
 
 
 if __name__ == "__main__":
-    play(Routed, CASES, "mixtral")
+    play(Routed, CASES, "mixtral", KEYS)

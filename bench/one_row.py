@@ -22,9 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.hybrid import ALONE, Hybrid, profile_of  # noqa: E402
+from bench.hybrid import ALONE, Hybrid  # noqa: E402
 from bench.keys import given_of, read_names  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 from bench.worker import Trial, Worker, opened, ran  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 

@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
-from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 
 KEYS = ("work", "out", "cases", "ranks", "model", "layers", "hardware", "after")
 ENDED_S, PATIENCE_S = 10.0, 60.0

@@ -58,10 +58,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import favoured  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 from penstock.planner.contract.ranks.rank_parts import parts_of  # noqa: E402
 
 KEYS = (

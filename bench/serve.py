@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
-from bench.hybrid import play  # noqa: E402
 from bench.link import Bench  # noqa: E402
+from bench.probed import play  # noqa: E402
 from bench.serve_loads import Loads  # noqa: E402
 from bench.serve_peers import Peers  # noqa: E402
 from bench.serve_plans import ServePlans  # noqa: E402

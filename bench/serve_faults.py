@@ -29,9 +29,9 @@ from bench.fault_grounds import Grounds  # noqa: E402
 from bench.fault_kills import Kills  # noqa: E402
 from bench.fault_rig import FaultRig  # noqa: E402
 from bench.fault_storm import Storms  # noqa: E402
-from bench.hybrid import profile_of  # noqa: E402
 from bench.keys import given_of  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
+from bench.probed import profile_of  # noqa: E402
 from penstock.planner.common.errors import UserError  # noqa: E402
 
 KEYS = ("checkpoint", "work", "out", "cases", "engine", "hang", "front", "drain", "requests", "clients", "seed", "new")

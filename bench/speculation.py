@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row  # noqa: E402
-from bench.hybrid import ALONE, Hybrid, Point, play  # noqa: E402
+from bench.hybrid import ALONE, KEYS, Hybrid, Point  # noqa: E402
+from bench.probed import play  # noqa: E402
 from bench.worker import Trial  # noqa: E402
 from penstock.planner.contract.decided.decisions import Decisions  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
@@ -281,4 +282,4 @@ def none_of(plan: Plan) -> Decisions:
 
 
 if __name__ == "__main__":
-    play(Drafting, CASES, ",".join(CASES))
+    play(Drafting, CASES, ",".join(CASES), KEYS)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.hybrid import adopt_profile, profile_of
 from bench.link import Bench
+from bench.probed import adopt_profile, profile_of
 from penstock.planner.common.errors import UserError
 
 

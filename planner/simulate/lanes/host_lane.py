@@ -67,9 +67,8 @@ class HostLane:
 
     def _read_ns(self, unit: Unit) -> int:
         """Of ``unit``, which is asked for, what was read before and what is while it is on its way."""
-        one, ahead = self._units[unit], self._ahead == unit
-        if not ahead or not one.ahead_ns:
+        one = self._units[unit]
+        if self._ahead != unit or not one.ahead_ns:
             return 0
-        self._ahead = None
         left_ns = self._lanes.cut(CPU)
         return one.ahead_ns - max(0, left_ns - one.hop_ns)
