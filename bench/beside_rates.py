@@ -125,8 +125,8 @@ def link_rate(threads: int, seconds: float) -> float:
 def attention_rates(threads: int, sequences: int, tokens: int, seconds: float) -> tuple[float, float]:
     """GB/s of a plain read, and of K and V by attention of one token each of ``sequences`` over ``tokens``. Takes as much DRAM."""
     from penstock.runtime.beside.host_pool import HostPool
+    from penstock.runtime.timed.attention_times import KvLayers
     from penstock.runtime.timed.decoder_times import Stretch
-    from penstock.runtime.timed.host_product_times import KvLayers
 
     layers = KvLayers(sequences, tokens, Stretch(uncached_bytes()).memory)
     with closing(HostPool(threads)) as pool:

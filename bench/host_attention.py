@@ -27,7 +27,8 @@ from bench.host_products import LEAST, bare_machine, copies_of, stretch_of  # no
 from bench.keys import given_of  # noqa: E402
 from penstock.planner.common.threads import most_threads  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
-from penstock.runtime.timed.host_product_times import Copies, KvLayers  # noqa: E402
+from penstock.runtime.timed.attention_times import KvLayers  # noqa: E402
+from penstock.runtime.timed.copies import Copies  # noqa: E402
 
 TARGET = ">= 0.9"
 ASKED = ">= 1.4"

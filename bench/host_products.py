@@ -37,8 +37,9 @@ from penstock.runtime.beside.host_ffn import HostFfn  # noqa: E402
 from penstock.runtime.beside.host_library import machine_level  # noqa: E402
 from penstock.runtime.beside.host_pool import HostPool  # noqa: E402
 from penstock.runtime.memory.device import CudaDevice  # noqa: E402
+from penstock.runtime.timed.copies import Copies  # noqa: E402
 from penstock.runtime.timed.decoder_times import Stretch, random_bits, samples  # noqa: E402
-from penstock.runtime.timed.host_product_times import PLAIN, Copies, plain_units, units_of  # noqa: E402
+from penstock.runtime.timed.host_product_times import PLAIN, plain_units, units_of  # noqa: E402
 
 TARGET = ">= 0.9"
 LEAST = 5

@@ -92,6 +92,11 @@ class Point:
         return median(run.prefill_s for run in self.runs)
 
     @property
+    def host_gbps(self) -> float:
+        """Of the CPU beside the card, while it computes."""
+        return median(run.host_gbps for run in self.runs)
+
+    @property
     def host_gb(self) -> float:
         """Of a step, read by the CPU's products."""
         placed = self.plan.placement
@@ -356,7 +361,8 @@ class Hybrid:
         plan, alone = self.in_turns(checkpoint, plans)
         host, said = plan.plan.decisions.kv, alone.predicted("decode_s_per_token", alone.step_s)
         outside = 1 - host.vram_pages / host.pages
-        what = f"{outside:.0%} of KV in DRAM, CPU attends to {host.host_layers} layers; alone pred/meas {said:.3f}"
+        attended = f"CPU attends to {host.host_layers} layers at {plan.host_gbps:.1f} GB/s"
+        what = f"{outside:.0%} of KV in DRAM, {attended}; alone pred/meas {said:.3f}"
         rates, predicted = [count / point.step_s for point in (plan, alone)], plan.predicted("decode_s_per_token", plan.step_s)
         yield self.row("KV over streaming it", what, *rates, "tok/s", ">= 1.4", plan, predicted)
         prefill = plan.predicted("prefill_s", plan.prefill_s)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.threads import wait_asleep
+from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -117,6 +118,8 @@ class Measured:
     prefill_s: float
     link_gbps: float = 0.0
     """Of copies out of the run's own DRAM, where it was asked for."""
+    host_gbps: float = 0.0
+    """Of what the CPU multiplied by or attended to beside the card, while it did; 0 where it did neither."""
 
 
 @contextmanager
@@ -175,7 +178,8 @@ def ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Meas
     from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 
     made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=seed), device))
-    return Measured(median(made.step_s[WARM_UP:]), made.prefill_s)
+    nbytes, busy_s = session.engine.stage_totals().get(CPU, (0, 0.0))
+    return Measured(median(made.step_s[WARM_UP:]), made.prefill_s, host_gbps=nbytes / 1e9 / busy_s if busy_s else 0.0)
 
 
 def infer_device_map(checkpoint: Path, room: Mapping[int | str, int]) -> dict[str, int | str]:

@@ -11,6 +11,9 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 
+SHARES_LEFT = "beside_h2d", "h2d_beside", "attention_beside_h2d", "h2d_beside_attention"
+"""What link and CPU leave each other; 0 where that is not known."""
+
 
 @dataclass(frozen=True)
 class Resource:
@@ -51,7 +54,7 @@ def _with_ssd(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
 def _with_bus(hardware: HardwareProfile, gbps: float) -> HardwareProfile:
     """What link and CPU leave each other grows in proportion, until they do not disturb each other."""
     factor, host = gbps / hardware.dram_bus_gbps, hardware.host
-    shares = {name: min(1.0, getattr(host, name) * factor) for name in ("beside_h2d", "h2d_beside")} if host else {}
+    shares = {name: min(1.0, getattr(host, name) * factor) for name in SHARES_LEFT} if host else {}
     return replace(hardware, dram_bus_gbps=gbps, host=host and replace(host, **shares))
 
 

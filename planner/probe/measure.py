@@ -322,7 +322,8 @@ def _host(found: Findings) -> HostConfig | None:
     """None where the CPU's products were not measured."""
     if not found.number("host.threads"):
         return None
-    rates = {name: found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", "attention_gbps")}
+    attention = "attention_gbps", "attention_beside_h2d", "h2d_beside_attention"
+    rates = {name: found.number(f"host.{name}") for name in ("beside_h2d", "h2d_beside", *attention)}
     threads = int(found.number("host.threads"))
     counts, halves = found.counts("host.format_threads"), found.tables("host.f16_products")
     ahead_bytes = int(found.number("host.ahead_bytes"))

@@ -56,6 +56,8 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         rows += [("host.beside_h2d", f"{host.beside_h2d:.0%}"), ("host.h2d_beside", f"{host.h2d_beside:.0%}")]
         rows += [("host.ahead_bytes", f"{show_bytes(host.ahead_bytes)} a thread")] if host.ahead_bytes else []
         rows += [("host.attention_gbps", f"{host.attention_gbps:.1f} GB/s of KV")] if host.attention_gbps else []
+        rows += [("host.attention_beside_h2d", f"{host.attention_beside_h2d:.0%}")] if host.attention_beside_h2d else []
+        rows += [("host.h2d_beside_attention", f"{host.h2d_beside_attention:.0%}")] if host.h2d_beside_attention else []
     if config.devices is not None:
         rows += [("devices", ", ".join(map(str, config.devices)))]
     if (links := config.links) is not None:

@@ -19,6 +19,8 @@ PRODUCTS = (
     "host.beside_h2d",
     "host.h2d_beside",
     "host.attention_gbps",
+    "host.attention_beside_h2d",
+    "host.h2d_beside_attention",
     "host.ahead_bytes",
     "host.format_threads",
     "host.f16_products",
@@ -67,7 +69,10 @@ def measure_products(seconds: float, cores: int, gpu: int, bus_gbps: float) -> I
     )
     cache = "half of what a hardware thread has of its core's second-level cache, as the kernel tells"
     yield Figure("host.ahead_bytes", told["ahead_bytes"], cache)
-    yield Figure("host.attention_gbps", told["attention_gbps"], "K and V read by attention of 16 sequences of 8192 tokens, BF16, alone")
+    attended = "attention of 16 sequences of 8192 tokens, BF16"
+    yield Figure("host.attention_gbps", told["attention_gbps"], f"K and V read by {attended}, alone")
+    yield Figure("host.attention_beside_h2d", told["attention_beside_h2d"], f"the same beside copies over alone, {attended}")
+    yield Figure("host.h2d_beside_attention", told["h2d_beside_attention"], f"copies beside that over copies alone, {attended}")
 
 
 def measure_prompts(seconds: float, gpu: int) -> Iterator[Figure]:

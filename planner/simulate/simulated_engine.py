@@ -56,7 +56,7 @@ class SimulatedEngine:
         self.record = Record(options.keep_spans)
         booked = self.record.booked if options.keep_spans else None
         seat = (among.clock, among.host, gpu.h2d.peak if gpu else 0.0) if among else ()
-        self.lanes = Lanes(bus_shares(machine, plan.model, plan.decisions), beside_shares(machine), booked, *seat)
+        self.lanes = Lanes(bus_shares(machine, plan.model, plan.decisions), beside_shares(machine, plan.decisions), booked, *seat)
         self._dram = open_dram(placement, machine, options.wrap_around, self.lanes, self.record, options.keep_log)
         on_host = host_units(plan)
         self.on_host = frozenset(on_host)

@@ -5,39 +5,36 @@
 Ends with one JSON line: ``turned_bytes``, of the BF16 units that take turns; ``threads``; ``bus_gbps``, the most that passed, copies
 included; ``products``, format -> rows of [rows of the pass, GB/s of stored bytes], and ``f16_products``, the same of passes in F16; with a
 card ``beside_h2d``, the share of these that is left beside copies, ``h2d_beside``, the share that is left of the copies, and
-``format_threads``, format -> threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads. Or ``unbuilt``: why
-there are none. Takes 1.1 times :func:`uncached_bytes` of DRAM, in which units take turns, and 64 MiB of the card. All of it is
-filled at once: of a matrix of each format its own bytes at random took longer than all that is measured.
+``format_threads``, format -> threads where more than ``threads`` pay; ``attention_gbps``, K and V that attention reads, and with a
+card ``attention_beside_h2d`` and ``h2d_beside_attention``. Or ``unbuilt``: why there are none. Takes 1.1 times :func:`uncached_bytes` of
+DRAM, in which units take turns, and 64 MiB of the card. All of it is filled at once: of a matrix of each format its own bytes at random
+took longer than all that is measured.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from statistics import median
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
 from penstock.planner.common.host_memory import uncached_bytes
-from penstock.planner.common.measures import align_down
 from penstock.planner.common.threads import most_threads
 from penstock.runtime.beside.host_ffn import HostFfn
 from penstock.runtime.beside.host_library import products_unbuilt
 from penstock.runtime.beside.host_matrix import HostMatrix, host_matrix_of
 from penstock.runtime.beside.host_pool import HostPool
-from penstock.runtime.kv.attention.page_tables import PageTables, Traits
-from penstock.runtime.kv.attention.paged_host import HostKernel
-from penstock.runtime.kv.batch.token_shape import Pair
 from penstock.runtime.memory.device import CudaDevice
+from penstock.runtime.timed.attention_times import ATTENDED, KvLayers, attention
+from penstock.runtime.timed.copies import Copies, Copying
 from penstock.runtime.timed.decoder_times import COLUMNS, RANDOM_BYTES, Stretch, random_bits, samples
 
 MATRIX_ROWS = 14336
@@ -47,16 +44,12 @@ PLAIN: Mapping[torch.dtype, str] = MappingProxyType({torch.bfloat16: "BF16", tor
 """The formats of weights as they are computed with."""
 PATIENCE = 4
 """Times the seconds that were asked for, in BF16 and again in F16: formats that are not begun by then get no rate, so that others do."""
-COPIED_BYTES = 64 << 20
 ROUNDS = 3
 """At the beginning, and of the threads that were chosen as many a minute later: a host whose neighbours were busy at the beginning gave
 one row 79 GB/s, eight rows 88, and one row 95 after the probe. Numbers of threads take turns, too: a host of other machines drifts by more
 than they differ. On one H100's, 12 threads were chosen by one round, and steps took 74 to 78 ms in place of 70 to 75 with 14."""
 SHARES = ((3, 4), (7, 8), (1, 1), (1, 2))
 """Of the cores that products may have, as threads that are tried."""
-HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
-ATTENDED = 16, 8192
-"""Sequences, and tokens of each, whose attention is timed."""
 LEAST = 3
 """Products that are timed at least."""
 PAYS = 1.03
@@ -92,91 +85,6 @@ def plain_units(stretch: Stretch, dtype: torch.dtype = torch.bfloat16) -> list[H
     """Weights of ``dtype``, of numbers that are drawn: bytes at random would be numbers that a CPU is slow with."""
     stretch.fill(torch.randn(RANDOM_BYTES // dtype.itemsize).to(dtype))
     return units_of(PLAIN[dtype], stretch, dtype)
-
-
-class Copying(AbstractContextManager["Copying"], Protocol):
-    """Copies to a card go on inside."""
-
-    def gbps_within(self, start: float, end: float) -> float:
-        """GB/s between two readings of ``time.perf_counter``."""
-
-
-class Copies(Copying):
-    """``memory``, which is page-locked, to a card over and over, on a stream of its own, while the ``with`` block runs."""
-
-    def __init__(self, device: torch.device, memory: torch.Tensor):
-        self._device = device
-        self._sources = cycle(memory[: align_down(memory.nbytes, COPIED_BYTES)].split(COPIED_BYTES))
-        self._stop = threading.Event()
-        self._ends: list[float] = []
-        self._thread = threading.Thread(target=self._copy)
-
-    def __enter__(self) -> Copies:
-        self._thread.start()
-        while len(self._ends) < LEAST:
-            time.sleep(0.001)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def gbps_within(self, start: float, end: float) -> float:
-        """GB/s between two readings of ``time.perf_counter``."""
-        inside = [at for at in self._ends if start <= at <= end]
-        return (len(inside) - 1) * COPIED_BYTES / 1e9 / (inside[-1] - inside[0]) if len(inside) > 1 else 0.0
-
-    def _copy(self) -> None:
-        stream = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(stream):
-            into = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=self._device)
-            queued: list[torch.cuda.Event] = []
-            while not self._stop.is_set():
-                into.copy_(next(self._sources), non_blocking=True)
-                queued.append(torch.cuda.Event())
-                queued[-1].record()
-                if len(queued) > 2:
-                    queued.pop(0).synchronize()
-                    self._ends.append(time.perf_counter())
-            stream.synchronize()
-
-
-class KvLayers:
-    """K and V of ``sequences`` sequences of ``tokens`` tokens each, heads as Llama-3.1-8B has them, pages in no order; as many layers as
-    ``memory`` has room for. ValueError where that is none."""
-
-    def __init__(self, sequences: int, tokens: int, memory: torch.Tensor):
-        pages = -(-tokens // PAGE)
-        pool, one = sequences * pages * PAGE, torch.randn(KV_HEADS, DIM, dtype=torch.bfloat16)
-        self.nbytes = 2 * sequences * tokens * one.nbytes
-        """Of one layer, as a step reads it."""
-        layer = 2 * pool * one.nbytes
-        count = memory.nbytes // layer
-        if not count:
-            raise ValueError(f"{sequences} sequences of {tokens} tokens: {memory.nbytes} bytes have no room for {layer}")
-        states = memory[: count * layer].view(one.dtype).view(count, 2, pool, *one.shape)
-        states.copy_(one)
-        self.held: list[Pair] = [(keys, values) for keys, values in states]
-        each = torch.ones(sequences, dtype=torch.long)
-        table = torch.randperm(sequences * pages).view(sequences, pages)
-        self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)
-        self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
-
-    def attend(self, pool: HostPool) -> Callable[[], object]:
-        """One token of each sequence over the next layer at every call."""
-        kernel, turn, out = HostKernel(pool), cycle(self.held), torch.empty_like(self.query)
-        traits = Traits(DIM**-0.5, None, None, None, None)
-        return lambda: kernel.attend(self.query, next(turn), self.tables, traits, out)
-
-    def attention_gbps(self, pool: HostPool, seconds: float) -> float:
-        """K and V read a second."""
-        attend = self.attend(pool)
-        attend()
-        done, begun = 0, time.perf_counter()
-        while done < LEAST or time.perf_counter() < begun + seconds:
-            attend()
-            done += 1
-        return done * self.nbytes / 1e9 / (time.perf_counter() - begun)
 
 
 def unit_gbps(pool: HostPool, turn: Iterator[HostFfn], rows: int, seconds: float) -> float:
@@ -245,7 +153,7 @@ def measured(cores: int, seconds: float, device: torch.device | None) -> Iterato
     with closing(HostPool(threads)) as pool:
         products = {PLAIN[torch.bfloat16]: by_rows(pool, plain, seconds)}
         halves = {PLAIN[torch.float16]: by_rows(pool, plain_units(stretch, torch.float16), seconds)}
-        yield "attention_gbps", round(KvLayers(*ATTENDED, stretch.memory).attention_gbps(pool, seconds / 8), 3)
+        yield from attention(pool, KvLayers(*ATTENDED, stretch.memory), seconds / 8, copies, max(one.link for one in tried))
     stretch.fill(random_bits())
     of_their_own = dict[str, int]()
     end = time.perf_counter() + PATIENCE * seconds

@@ -131,6 +131,17 @@ def test_a_simulated_step_is_as_long_as_predicted_and_prompts_stream():
     assert acted.record.prefill_ns[0] / 1e9 == pytest.approx(plan.prediction.prefill_s, rel=0.1)
 
 
+@pytest.mark.parametrize("left, beside_it", [(0.45, 0.9), (0.9, 0.5), (0.5, 0.6)])
+def test_what_attention_and_the_link_leave_each_other_may_differ_from_what_products_do(left, beside_it):
+    usual, own = planned(beside()), replace(RATES, attention_beside_h2d=left, h2d_beside_attention=beside_it)
+    plan = planned(beside(own), host_attention=usual.decisions.kv.host_layers)
+    assert plan.prediction.decode_s_per_token > 1.05 * usual.prediction.decode_s_per_token
+    alike = planned(beside(replace(RATES, beside_h2d=left, h2d_beside=beside_it)), host_attention=plan.decisions.kv.host_layers)
+    assert plan.prediction.decode_s_per_token == pytest.approx(alike.prediction.decode_s_per_token)
+    steps = Simulation(plan, Options()).run().record.step_ns
+    assert sum(steps[2:]) / len(steps[2:]) / 1e9 == pytest.approx(plan.prediction.decode_s_per_token, rel=0.12)
+
+
 def test_layers_of_the_cpu_lie_between_those_that_stream():
     kv = KvPages(64, 0, 16 * 2, 0, host_layers=8)
     assert attended_on_host(16, kv) == tuple(range(1, 16, 2)) or attended_on_host(16, kv) == tuple(range(0, 16, 2))

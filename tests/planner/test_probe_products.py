@@ -18,6 +18,8 @@ TOLD = {"threads": 12, "products": {"BF16": [[1, 70.0], [16, 60.0]], "INT4-128":
 TOLD |= {
     "turned_bytes": 5_030_000_000,
     "attention_gbps": 66.0,
+    "attention_beside_h2d": 0.6,
+    "h2d_beside_attention": 0.7,
     "bus_gbps": 120.0,
     "format_threads": {"INT4-128": 14},
     "ahead_bytes": 1 << 20,
@@ -53,6 +55,7 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
         16,
         66.0,
     )
+    assert (made.attending.beside_h2d, made.attending.h2d_beside) == (0.6, 0.7)
     mapped = hardware_mapping(hardware_from(cfg))["host"]
     assert mapped["products"] == TOLD["products"] and mapped["format_threads"] == TOLD["format_threads"]
     assert mapped["f16_products"] == TOLD["f16_products"] and mapped["ahead_bytes"] == made.ahead_bytes == 1 << 20
@@ -72,6 +75,10 @@ def test_rates_by_format_threads_and_what_link_and_cpu_leave_each_other_become_t
     shown = dict(_figures(cfg))
     assert shown["host.products"].splitlines()[0] == "BF16 70.0 GB/s of 1 row, 60.0 GB/s of 16 rows" and shown["host.beside_h2d"] == "80%"
     assert shown["host.threads"] == "12; 14 for INT4-128"
+    assert (shown["host.attention_beside_h2d"], shown["host.h2d_beside_attention"]) == ("60%", "70%")
+    cfg.host.attention_beside_h2d = cfg.host.h2d_beside_attention = 0.0
+    unknown = hardware_from(cfg).host
+    assert (unknown.attending.beside_h2d, unknown.attending.h2d_beside) == (0.8, 0.9)
 
 
 @pytest.mark.parametrize(("read", "bus"), [(100.0, 120.0), (0.0, 120.0), (130.0, 130.0)])

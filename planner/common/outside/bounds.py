@@ -45,6 +45,7 @@ RATE = Bounds(1e-6, 1e9, zero="above 0")
 """GB/s, TFLOPS."""
 RATE_IF_MEASURED = Bounds(1e-6, 1e9, or_zero=True, zero="0 or more")
 SHARE = Bounds(1e-3, 1, zero="above 0")
+SHARE_IF_MEASURED = Bounds(1e-3, 1, or_zero=True, zero="0 or more")
 SECONDS = Bounds(0, 1e6)
 SOME_SECONDS = Bounds(1e-12, 1e6, zero="above 0")
 CORES = Bounds(1, 2**20)

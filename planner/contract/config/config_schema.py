@@ -22,6 +22,7 @@ from penstock.planner.common.outside.bounds import (
     RATE_IF_MEASURED,
     SECONDS,
     SHARE,
+    SHARE_IF_MEASURED,
     SOME_BYTES,
     SOME_SECONDS,
     TOKENS,
@@ -134,6 +135,10 @@ class HostConfig:
     """Share of the link's rate that is left while the CPU multiplies."""
     attention_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
     """GB/s of K and V that attention of one token a sequence reads where they lie in DRAM; 0: not known, so the GPU attends to all."""
+    attention_beside_h2d: Annotated[float, SHARE_IF_MEASURED] = 0.0
+    """`beside_h2d` of attention; 0: not measured, so it is taken to be that of products."""
+    h2d_beside_attention: Annotated[float, SHARE_IF_MEASURED] = 0.0
+    """`h2d_beside` while the CPU attends; 0: not measured, so it is taken to be that beside products."""
     attention_hop_s: Annotated[float, SECONDS] = 1e-4
     """Seconds from the GPU to the CPU and back, of one layer's attention. The default is derived: a thread that sleeps on an event (20
     microseconds), copies of the new rows (20), the GPU's wait for a flag (5), and as much again for a busy interpreter."""

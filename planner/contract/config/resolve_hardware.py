@@ -213,7 +213,8 @@ def _host(cfg: HostConfig) -> HostRates:
         if flaw := CORES.flaw(threads):
             raise UserError(f"hardware.host.format_threads.{name}={threads}: {flaw}; `planner probe` finds how many pay")
     rates = cfg.hop_s, cfg.beside_h2d, cfg.h2d_beside, cfg.attention_gbps, cfg.attention_hop_s
-    return HostRates(cfg.threads, products, *rates, dict(cfg.format_threads), cfg.ahead_bytes, f16_products)
+    attending = cfg.attention_beside_h2d, cfg.h2d_beside_attention
+    return HostRates(cfg.threads, products, *rates, dict(cfg.format_threads), cfg.ahead_bytes, f16_products, *attending)
 
 
 def _host_curves(key: str, rates: Mapping[str, list[list[Any]]]) -> dict[str, Curve]:

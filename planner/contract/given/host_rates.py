@@ -25,7 +25,7 @@ class HostRates:
     """The share of the link's rate that is left while the CPU multiplies."""
     attention_gbps: float = 0.0
     """GB/s of K and V that attention of one token a sequence reads where they lie in DRAM, while the link is idle; 0: not known, so the
-    card attends to all. Beside copies as much is left of it as of products."""
+    card attends to all."""
     attention_hop_s: float = 0.0
     """Seconds from the card to the CPU and back where the interpreter hands over. It does so with a layer's attention, since steps with KV
     outside VRAM are launched kernel by kernel, and with a unit where several ranks launch their steps or the SSD is read in each pass."""
@@ -35,6 +35,17 @@ class HostRates:
     """That each thread reads ahead of the next unit's rows, into its core's cache, while the card computes."""
     f16_products: Mapping[str, Curve] = field(default_factory=dict)
     """:attr:`products` with inputs in F16 in place of BF16. An F16 row by stored numbers costs about what two BF16 rows do."""
+    attention_beside_h2d: float = 0.0
+    """:attr:`beside_h2d` of attention; 0: not known."""
+    h2d_beside_attention: float = 0.0
+    """:attr:`h2d_beside` while the CPU attends; 0: not known."""
+
+    @property
+    def attending(self) -> HostRates:
+        """The rates of a step in which the CPU attends: what it and the link leave each other then; where that is not known, what products
+        and the link do."""
+        left = self.attention_beside_h2d or self.beside_h2d, self.h2d_beside_attention or self.h2d_beside
+        return replace(self, beside_h2d=left[0], h2d_beside=left[1])
 
     def computing(self, dtype: Dtype) -> HostRates:
         """The rates of a model that computes in ``dtype``; without products where none were timed, and in F32."""

@@ -168,6 +168,11 @@ class Beside:
         return replace(one, rates=one._on_the_bus(model.of_kind(UnitKind.ffn)))
 
     @property
+    def attends(self) -> Beside:
+        """The same of a step in which the CPU attends to layers, and computes no units."""
+        return replace(self, rates=self.rates.attending)
+
+    @property
     def _in_turn(self) -> bool:
         """Whether the CPU rests while cards compute, and some link copies whenever it works."""
         return self.turns > 1

@@ -94,6 +94,7 @@ class Moved:
         step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
         if host or on_host:
             beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms, reads_layers(placement))
+            beside = beside.attends if on_host else beside
             step = beside.bill(units, [placement.part(unit) for unit in host], head, table)
         if on_host:
             step += beside.hop * on_host

@@ -31,7 +31,7 @@ def bus_shares(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions
     return {link: hardware.bus_s(gbps * GB) for link, gbps in rates.items()}
 
 
-def beside_shares(hardware: HardwareProfile) -> dict[str, float]:
-    """Link -> the share of its speed that is left while copies and the CPU's products go on together."""
-    host = hardware.host
+def beside_shares(hardware: HardwareProfile, decisions: Decisions) -> dict[str, float]:
+    """Link -> the share of its speed that is left while copies and the CPU's products, or its attention, go on together."""
+    host = hardware.host.attending if hardware.host and decisions.kv.host_layers else hardware.host
     return {CPU: host.beside_h2d, H2D: host.h2d_beside} if host else {}

@@ -186,7 +186,7 @@ class AttentionRates:
 
     @classmethod
     def of(cls, plan: Plan, rates: KvRates) -> AttentionRates:
-        beside = Beside.of(plan.hardware, plan.model, plan.decisions.batch, plan.decisions.weights.forms)
+        beside = Beside.of(plan.hardware, plan.model, plan.decisions.batch, plan.decisions.weights.forms).attends
         return cls(rates.nbytes, beside.attended(rates.nbytes).of(Resource.cpu), beside.hop.of(Resource.cpu))
 
 

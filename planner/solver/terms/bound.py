@@ -72,7 +72,7 @@ def _attended(problem: Problem, layer_bytes: float) -> Price:
     """What the card is spared where the CPU attends to all layers, each of ``layer_bytes``, and is sooner than the card."""
     if not most_attended(problem):
         return NOTHING
-    one = Beside.of(problem.hardware, problem.model, problem.batch, problem.forms).attended(layer_bytes)
+    one = Beside.of(problem.hardware, problem.model, problem.batch, problem.forms).attends.attended(layer_bytes)
     return Price({Resource.card: -problem.model.layers * max(0.0, -one.of(Resource.card) - one.of(Resource.cpu))})
 
 

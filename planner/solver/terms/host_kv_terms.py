@@ -49,7 +49,7 @@ class HostKvTerms:
 
     @property
     def _beside(self) -> Beside:
-        return Beside.of(self._problem.hardware, self._problem.model, self._problem.batch, self._problem.forms)
+        return Beside.of(self._problem.hardware, self._problem.model, self._problem.batch, self._problem.forms).attends
 
     def _waits(self, name: str, copies_t: Amount, head_t: Amount, most_t: float) -> Price:
         """What copies hold up the CPU, where it attends to anything."""
