@@ -39,8 +39,8 @@ from bench.hybrid import KEYS, WHOLE, Hybrid  # noqa: E402
 from bench.keys import read_names  # noqa: E402
 from bench.probed import play  # noqa: E402
 from bench.replies import Replies, look_at, measure_replies, repeats  # noqa: E402
+from penstock.planner.contract.bills.cost import drafter_alone, verify_s  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
-from penstock.planner.contract.prices.cost import drafter_alone, verify_s  # noqa: E402
 from penstock.planner.contract.prices.memory_law import vram_use  # noqa: E402
 
 CASES = ("small", "experts", "real")

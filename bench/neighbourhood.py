@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.explanation import question_of

@@ -34,9 +34,9 @@ from bench.cases import Row  # noqa: E402
 from bench.hybrid import ALONE, KEYS, Hybrid, Point  # noqa: E402
 from bench.probed import play  # noqa: E402
 from bench.worker import Trial  # noqa: E402
+from penstock.planner.contract.bills.cost import verify_s  # noqa: E402
 from penstock.planner.contract.decided.decisions import Decisions  # noqa: E402
 from penstock.planner.contract.plan.plan import Plan  # noqa: E402
-from penstock.planner.contract.prices.cost import verify_s  # noqa: E402
 from penstock.planner.contract.speculation.acceptance import Acceptance  # noqa: E402
 from penstock.planner.contract.speculation.chain_length import ChainLength  # noqa: E402
 from penstock.planner.contract.speculation.drafting import expected_tokens  # noqa: E402

@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from penstock.planner.common.strictly import build  # noqa: E402
+from penstock.planner.contract.bills.cost import predict  # noqa: E402
 from penstock.planner.contract.config.config_schema import HardwareConfig, ModelConfig, WorkloadConfig  # noqa: E402
 from penstock.planner.contract.config.resolve import model_from, workload_from  # noqa: E402
 from penstock.planner.contract.config.resolve_hardware import hardware_from  # noqa: E402
 from penstock.planner.contract.given.formats import KNOWN_FORMATS, Format  # noqa: E402
 from penstock.planner.contract.given.hardware import HardwareProfile  # noqa: E402
 from penstock.planner.contract.given.model import ModelSpec  # noqa: E402
-from penstock.planner.contract.prices.cost import predict  # noqa: E402
 from penstock.planner.solver.infeasible import Infeasible  # noqa: E402
 from penstock.planner.solver.program import solve  # noqa: E402
 

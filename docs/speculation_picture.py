@@ -10,9 +10,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 import penstock
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.speculating import MOST_DRAFTS, Drafter, Speculation
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import MixedPass
 from penstock.planner.contract.serving.pass_prices import PassPrices
 from penstock.planner.contract.speculation.drafting import expected_tokens

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.decisions import (
     CachePolicy,
@@ -31,7 +32,6 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import Gpu, HardwareProfile, SsdPoint
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.memory.bare_copies import DriverCalls
 from penstock.runtime.memory.pieces import Segment
 

@@ -15,7 +15,7 @@ PLANNER = (
     "planner.contract.speculation",
     "planner.contract.experts.policies", "planner.contract.experts", "planner.contract.gguf", "planner.contract.stored",
     "planner.contract.checkpoint", "planner.contract.published", "planner.contract.config", "planner.contract.prices",
-    "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
+    "planner.contract.bills", "planner.contract.rules", "planner.contract.lessons", "planner.contract.plan", "planner.contract.serving",
     "planner.asked", "planner.probe.between", "planner.probe.watched", "planner.probe", "planner.replay",
     "planner.simulate.lanes", "planner.simulate", "planner.simulate.ranks",
     "planner.solver.terms", "planner.solver.drafts", "planner.solver.notes", "planner.solver",

@@ -26,7 +26,8 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan_ranks import check_ranks
-from penstock.planner.contract.prices.beside import host_rows_timed, no_split, rows_timed
+from penstock.planner.contract.prices.missed_experts import no_split
+from penstock.planner.contract.prices.on_cpu import host_rows_timed, rows_timed
 from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS, products, with_products

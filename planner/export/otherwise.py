@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB, show_bytes
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import split
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Place, Price, Resource
 from penstock.planner.contract.prices.price_table import PriceTable, passed
 from penstock.planner.contract.prices.sizes import kv_page_bytes

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.bills.reuse import held, kept_set
 from penstock.planner.contract.decided.decisions import ResidentForms, Tier
 from penstock.planner.contract.decided.declared import DECLARED, Declared
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import near_counts
-from penstock.planner.contract.prices.reuse import held, kept_set
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.planner.render.whereabouts import experts_in, layers_in
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from penstock.planner.contract.bills.cost import Phases
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import Phases
 from penstock.planner.contract.prices.price import Chain, Resource
 
 IN_TURN = "card and CPU in turn"

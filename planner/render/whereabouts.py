@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.experts.expert_misses import misses
 from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.prefill import Moved
 
 
 @dataclass(frozen=True)

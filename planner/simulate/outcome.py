@@ -14,7 +14,7 @@ from penstock.planner.simulate.acted import Acted
 from penstock.planner.simulate.lanes.lanes import LINKS, NS
 
 FIGURES = ("ttft_s", "prefill_s", "decode_s_per_token", "decode_tokens_per_s", "ssd_bytes_per_token", "h2d_bytes_per_token")
-"""Of ``penstock.planner.contract.prices.cost.Prediction``, what a simulation finds, too."""
+"""Of ``penstock.planner.contract.bills.cost.Prediction``, what a simulation finds, too."""
 PHASES = ("prefill", "decode")
 WAITERS = (
     (COMPUTE, H2D),

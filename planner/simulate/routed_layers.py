@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS, SSD
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.recording import come_together
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.simulate.lanes.events import Record
 from penstock.planner.simulate.lanes.expert_lane import SimulatedExperts
 from penstock.planner.simulate.lanes.lanes import Lanes, Work

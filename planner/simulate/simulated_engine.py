@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, KV
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.decided.recording import reads_layers
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.walk import Walk
 from penstock.planner.contract.prices.launches import is_recorded
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.simulate.acted import Acted, Options
 from penstock.planner.simulate.batch_passes import BatchPasses
 from penstock.planner.simulate.lanes.bus_shares import beside_shares, bus_shares

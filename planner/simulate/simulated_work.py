@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.cost import verified
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.reuse import expected
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.decided.recording import can_record, launched_hands_over, reads_layers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
-from penstock.planner.contract.prices.cost import verified
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.launches import (
     begun_issue_s,
@@ -20,8 +22,6 @@ from penstock.planner.contract.prices.launches import (
     recorded_operations,
     step_issue_s,
 )
-from penstock.planner.contract.prices.prefill import Prefill
-from penstock.planner.contract.prices.reuse import expected
 from penstock.planner.contract.prices.stages import (
     layers_beside_s,
     lookup_s,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_seconds
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation

@@ -24,7 +24,7 @@ from penstock.planner.contract.decided.decisions import (
 )
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import most_host_rows
+from penstock.planner.contract.prices.on_cpu import most_host_rows
 from penstock.planner.contract.prices.sizes import kept_file_bytes
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.foresight import DecodeStep

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from penstock.planner.contract.bills.cost import objective_s, predict
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.reuse import KeptSet, kept_set, pays
 from penstock.planner.contract.decided.decisions import Decisions, KvReuse, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.cost import objective_s, predict
 from penstock.planner.contract.prices.memory_law import dram_use, ssd_need, vram_use
-from penstock.planner.contract.prices.prefill import Prefill
-from penstock.planner.contract.prices.reuse import KeptSet, kept_set, pays
 from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kept_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 

@@ -7,6 +7,7 @@ from functools import partial
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.checkpoint.left_out import FURTHER, left_out
 from penstock.planner.contract.config.config_schema import CalibrationUse, SolveConfig
 from penstock.planner.contract.config.resolve import model_from, workload_from
@@ -18,8 +19,7 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson
 from penstock.planner.contract.lessons.learned import seen_drafts, with_calibration
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.beside import host_split
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.missed_experts import host_split
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.solver.context_limit import within_limit

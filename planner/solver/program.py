@@ -8,13 +8,13 @@ from operator import itemgetter
 
 import pulp
 
+from penstock.planner.contract.bills.cost import objective_weights, with_wait
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions, MissedExperts
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
-from penstock.planner.contract.prices.beside import no_split
-from penstock.planner.contract.prices.cost import objective_weights, with_wait
+from penstock.planner.contract.prices.missed_experts import no_split
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.ranks.rank_parts import parts_of
 from penstock.planner.contract.rules.broken import broken_rules
@@ -92,7 +92,7 @@ class Optimum:
     decode_s: float
     """One decode step: a token for each sequence of the batch."""
     total_s: float
-    """What is minimised: see ``penstock.planner.contract.prices.cost.objective_weights``."""
+    """What is minimised: see ``penstock.planner.contract.bills.cost.objective_weights``."""
 
     @property
     def token_s(self) -> float:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from penstock.planner.contract.bills.cost import objective_s
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
-from penstock.planner.contract.prices.cost import objective_s
 from penstock.planner.solver.acted_choice import Acted, acted_choice
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.terms.problem import Question

@@ -17,13 +17,13 @@ from penstock.planner.common.interrupt import raise_if_interrupted
 from penstock.planner.common.output import check_apart, writable, write_json
 from penstock.planner.common.timeline.timeline_file import check_form, write_trace
 from penstock.planner.common.user_folder import user_path
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_alone
 from penstock.planner.contract.plan.planfile import broken_in, read_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options, Progress
 from penstock.planner.simulate.bend import check_bent, may_bend

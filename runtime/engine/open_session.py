@@ -14,9 +14,9 @@ from penstock.planner.common.interrupt import uninterrupted
 from penstock.planner.common.user_folder import user_path
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import schedules_of
-from penstock.planner.contract.prices.beside import host_split
 from penstock.planner.contract.prices.launches import keeps_link_busier
 from penstock.planner.contract.prices.memory_law import recorded_shapes
+from penstock.planner.contract.prices.missed_experts import host_split
 from penstock.planner.contract.prices.stages import ssd_gbps
 from penstock.runtime.asked.page_room import reuse_of_rank, rooms
 from penstock.runtime.asked.run_schema import ReuseConfig

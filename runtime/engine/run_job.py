@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from penstock.planner.contract.bills.cost import load_s
 from penstock.planner.contract.checkpoint.gguf_checkpoint import weight_files
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import load_s
 from penstock.runtime.asked.chat_template import ChatTemplate, find_template
 from penstock.runtime.asked.foreseen import for_requests, random_count
 from penstock.runtime.asked.order import Order, random_tokens

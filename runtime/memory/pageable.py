@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.memory.arena import Arena
 
 

@@ -13,7 +13,7 @@ import transformers
 
 from penstock.planner.common.measures import show_bytes, show_seconds
 from penstock.planner.common.timeline.spans import EXPERTS, H2D, KV
-from penstock.planner.contract.prices.cost import Prediction
+from penstock.planner.contract.bills.cost import Prediction
 from penstock.planner.contract.prices.memory_law import ssd_use, used_bytes
 from penstock.runtime.engine.passes.generate import Generation
 from penstock.runtime.engine.run_job import Job, Served

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.planner.common.measures import show_bytes, show_seconds
-from penstock.planner.contract.prices.cost import Prediction
+from penstock.planner.contract.bills.cost import Prediction
 from penstock.runtime.kv.pages.reuse_facts import told
 from penstock.runtime.told.account import table
 from penstock.runtime.told.busy import busy_line

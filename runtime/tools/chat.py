@@ -20,8 +20,8 @@ from penstock.planner.common.interrupt import noted
 from penstock.planner.common.measures import show_rate, show_seconds
 from penstock.planner.common.output import write_at_once
 from penstock.planner.common.user_folder import user_path
+from penstock.planner.contract.bills.cost import Prediction
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.asked.chat_template import find_template, no_template
 from penstock.runtime.asked.dialogue import Dialogue
 from penstock.runtime.asked.foreseen import for_requests

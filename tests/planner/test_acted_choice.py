@@ -9,10 +9,10 @@ from functools import cache
 import pytest
 
 from penstock import solve
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.explain.explain_table import standing
 from penstock.planner.explain.explanation import explain, question_of
 from penstock.planner.simulate.act import Simulation

@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
+from penstock.planner.contract.bills.prefill import Prefill
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.decided.decisions import ResidentForms, Tier, WeightForm
 from penstock.planner.contract.decided.force import Force
@@ -20,10 +22,8 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.decoding import decode_gelements, is_product, product_gbps, unit_s
 from penstock.planner.contract.prices.memory_law import vram_use
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.stages import weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules

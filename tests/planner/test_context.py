@@ -9,9 +9,9 @@ import pytest
 
 from penstock.planner.asked.verb_schema import ReplanConfig
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.sizes import pages_per_sequence
 from penstock.planner.solver.context_limit import within_limit
 from penstock.planner.solver.program import solve

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.planner.contract.bills.cost import load_s, objective_weights, predict
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import load_s, objective_weights, predict
 from penstock.planner.contract.prices.launches import issue_s
 from penstock.planner.contract.prices.memory_law import dram_use, used_bytes, vram_use
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.planner.contract.prices.stages import (

@@ -9,6 +9,7 @@ from typing import Annotated
 import pytest
 
 from penstock.planner.common.command.known_keys import keys_of
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import SolveConfig
 from penstock.planner.contract.decided.allowed import OneOf, Span
 from penstock.planner.contract.decided.decision import Decision
@@ -16,7 +17,6 @@ from penstock.planner.contract.decided.decisions import CachePolicy
 from penstock.planner.contract.decided.declared import DECLARED, FORCED, Declared, _walk
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.setting import Setting
 from penstock.planner.explain.neighbours import candidates
 from penstock.planner.render.decided import decided

@@ -11,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.measures import align_up
+from penstock.planner.contract.bills.cost import load_s, predict
+from penstock.planner.contract.bills.prefill import Moved
+from penstock.planner.contract.bills.routed import PAUSE_AT, Routed, behind_last
 from penstock.planner.contract.config.config_schema import ForceConfig, MoeConfig
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots, Tier
 from penstock.planner.contract.decided.force import Force
@@ -22,12 +25,9 @@ from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import load_s, predict
 from penstock.planner.contract.prices.launches import asked_issue_s, issue_s
 from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, vram_use
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.contract.prices.routed import PAUSE_AT, Routed, behind_last
 from penstock.planner.contract.prices.sizes import activation_bytes, expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.prices.stages import answer_s, decode_compute_s, expert_copy_s, ssd_gbps, weight_read_s
 from penstock.planner.contract.rules.broken import broken_rules

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.decisions import Decisions, ExpertPolicyName
 from penstock.planner.contract.decided.force import Force
@@ -16,7 +17,6 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.sizes import unit_dram_bytes
 from penstock.planner.explain import explanation as explanation_module
 from penstock.planner.explain import margins as margins_module

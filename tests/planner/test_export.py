@@ -11,10 +11,10 @@ import pytest
 
 from penstock.planner.asked.verb_schema import TargetName
 from penstock.planner.common.command.wsm import TABLE, read_environment
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.export.exported import Exported, Request
 from penstock.planner.export.otherwise import tables_outside_bytes
 from penstock.planner.export.targets import TARGETS, find_target

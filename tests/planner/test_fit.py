@@ -9,6 +9,7 @@ from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import load_s, predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.figures import Figure
@@ -17,7 +18,6 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.fit import MOST, Fitted, Measured, fit
-from penstock.planner.contract.prices.cost import load_s, predict
 from penstock.planner.contract.prices.stages import Stage, ssd_gbps
 from penstock.planner.solver.program import search, solve
 from tests.planner.small import GB, MB, gpu, machine, model, work

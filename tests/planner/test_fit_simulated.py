@@ -8,13 +8,13 @@ from functools import cache
 import pytest
 
 from penstock.planner.common.timeline.spans import COMPUTE, EXPERTS, H2D, KV, PASS, SSD, Span
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import Stage, ssd_gbps
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options

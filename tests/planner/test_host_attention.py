@@ -10,6 +10,7 @@ from rich.console import Console
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.kv_tiers import attended_on_host, kv_tiers
@@ -18,7 +19,6 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
 from penstock.planner.render.prediction_text import print_prediction

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU, H2D
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import spec_from_geometry
 from penstock.planner.contract.decided.force import Force
@@ -22,7 +23,6 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.constraints import constraints

@@ -8,12 +8,12 @@ from statistics import fmean
 import pytest
 
 from penstock.planner.cli import PROGRAM
+from penstock.planner.contract.bills.prefill import Prefill
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.late_experts import LateExperts
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Late, Price, Resource
 from penstock.planner.contract.prices.stages import prefill_compute_s
 from penstock.planner.simulate.act import Simulation

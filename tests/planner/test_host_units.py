@@ -10,6 +10,7 @@ from rich.console import Console
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU, H2D
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.checkpoint.ffn_activation import ffn_activation
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
@@ -22,8 +23,8 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.beside import Beside, host_rows_timed
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.on_cpu import host_rows_timed
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.explain.purchases import offers

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.cost import drafter_alone, predict
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter, Speculate, Speculation
 from penstock.planner.contract.given.hardware import Card, HardwareProfile
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import plan_of_text, plan_text, read_plan, write_plan
-from penstock.planner.contract.prices.cost import drafter_alone, predict
 from penstock.planner.contract.prices.memory_law import vram_use
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.host_shares import host_shares

@@ -11,6 +11,7 @@ import pytest
 import penstock.planner.contract.lessons.learned
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.origins import BY_HAND
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import SolveConfig, WorkloadConfig
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.figures import Figure
@@ -29,7 +30,6 @@ from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.interval import intervals
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.lessons.spread import LEAST, UNSEEN, USUAL, spread, spread_of_runs
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.planning import _reading, answer, read_question
 from penstock.planner.solver.program import nearest_first, solve
 from penstock.planner.solver.simple_choice import SAME, Gain, choose, gain

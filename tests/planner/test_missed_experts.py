@@ -9,6 +9,7 @@ import pytest
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, EXPERTS
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.curve import Curve
@@ -17,7 +18,6 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.launches import is_recorded
 from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.explain.resources import products

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
 from penstock.planner.simulate.act import Simulation

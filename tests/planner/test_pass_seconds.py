@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.explain.explanation import explain
 from penstock.planner.export.otherwise import planned
 from penstock.planner.render.stage_names import ROUTERS

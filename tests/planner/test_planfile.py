@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.config.geometry import spec_from_geometry
 from penstock.planner.contract.decided.decisions import KvReuse
@@ -18,7 +19,6 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import check_plan, read_plan, write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.program import solve
 from tests.support import machine, workload
 

@@ -16,12 +16,12 @@ import torch
 from omegaconf import OmegaConf
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import HardwareConfig, ModelConfig
 from penstock.planner.contract.config.geometry import hf_config_dict, spec_from_geometry
 from penstock.planner.contract.config.resolve import model_from
 from penstock.planner.contract.config.resolve_hardware import hardware_from
 from penstock.planner.contract.given.hardware import HardwareProfile
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.program import solve
 from penstock.runtime.beside.host_matrix import host_matrix_of

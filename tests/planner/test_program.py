@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import ssd_need
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.sizes import kv_page_bytes

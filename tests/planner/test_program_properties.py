@@ -7,6 +7,7 @@ import pytest
 from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.cost import objective_s, predict
 from penstock.planner.contract.decided.decisions import Decisions, KvPages, ResidentUnits, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_blocks
@@ -15,7 +16,6 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
-from penstock.planner.contract.prices.cost import objective_s, predict
 from penstock.planner.contract.prices.memory_law import dram_use, vram_use
 from penstock.planner.contract.prices.sizes import expert_dram_bytes, expert_vram_bytes
 from penstock.planner.contract.rules.broken import broken_rules

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.cli import PROGRAM
+from penstock.planner.contract.bills import cost
 from penstock.planner.contract.decided.decisions import MissedExperts
 from penstock.planner.contract.experts.expert_misses import Misses, misses
 from penstock.planner.contract.experts.reading_visits import reading_visits
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices import cost
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.solver.planning import make_plan, read_question
 from penstock.planner.solver.program import optimum

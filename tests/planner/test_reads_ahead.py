@@ -8,6 +8,7 @@ from statistics import fmean
 import pytest
 
 from penstock.planner.common.timeline.spans import CPU, H2D
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.given.curve import Curve
@@ -15,7 +16,6 @@ from penstock.planner.contract.given.formats import KNOWN_FORMATS
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.beside import Beside
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.lanes.host_lane import HostLane, OnHost

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.measures import show_seconds
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
@@ -22,7 +23,6 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.launches import (
     MOST_COPIES,
     is_recorded,

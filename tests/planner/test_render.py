@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.render.plan_text import print_plan
 from penstock.planner.render.summary import summary
 from penstock.planner.solver.notes.kept_notes import reuse_notes

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.cost import predict
+from penstock.planner.contract.bills.reuse import KeptSet, held, kept_set, restoring
 from penstock.planner.contract.decided.decisions import KvPages, KvReuse, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.hardware import SsdPoint
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import arena_bytes, dram_use, vram_use
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.contract.prices.reuse import KeptSet, held, kept_set, restoring
 from penstock.planner.contract.prices.sizes import kept_file_bytes, kept_file_pages, kept_page_bytes
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.solver.infeasible import Infeasible

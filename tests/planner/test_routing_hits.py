@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.config.config_schema import ForceConfig, MoeConfig
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.decided.force import Force
@@ -21,7 +22,6 @@ from penstock.planner.contract.experts.expert_misses import misses
 from penstock.planner.contract.experts.policies import make_expert_policy
 from penstock.planner.contract.given.model import SECOND_TIER
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.replay.routing_hits import RoutedModel, with_hits
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.routers import RecordedRouters

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, H2D, KV, SSD, SSD_WRITE
+from penstock.planner.contract.bills.cost import predict
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.ring_slots import head_start
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Resource, computing_of
-from penstock.planner.contract.prices.ring_slots import head_start
 from penstock.planner.contract.prices.stages import decode_compute_s, prefill_compute_s
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.simulate.act import Simulation

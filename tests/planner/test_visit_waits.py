@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.routed import Routed
 from penstock.planner.contract.decided.decisions import ExpertPolicyName
 from penstock.planner.contract.experts.expert_cache import ExpertCache
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
@@ -18,7 +19,6 @@ from penstock.planner.contract.experts.policies.lru import LruPolicy
 from penstock.planner.contract.experts.routing_files import read_routings
 from penstock.planner.contract.experts.visit_waits import MISSED_AT, bent_lines, mean_of, wait_lines
 from penstock.planner.contract.given.model import Experts, touched_experts
-from penstock.planner.contract.prices.routed import Routed
 from penstock.planner.replay.replayed import hit_curve
 from penstock.planner.simulate.routers import DrawnRouters
 from tests.planner.small import MB, machine, model

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.checkpoint.checkpoint_files import spec_from_checkpoint
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import dram_use
 from penstock.planner.solver.program import solve
 from penstock.runtime.asked.run_schema import RunConfig

@@ -13,13 +13,13 @@ import yaml
 
 import penstock.runtime.told.calibrate
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages, SsdReads
 from penstock.planner.contract.lessons.calibration import calibration_path
 from penstock.planner.contract.lessons.fit import Measured, fit
 from penstock.planner.contract.lessons.learned import with_calibration
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import write_plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.stages import Stage
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.runtime.told.calibrate import with_planned_bytes

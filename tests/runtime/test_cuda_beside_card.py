@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Tier
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Generation
 from penstock.runtime.memory.device import CopyDevice, CudaDevice
 from tests.runtime.fakes import LockingCopier

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.experts.expert_forward import WholeExperts

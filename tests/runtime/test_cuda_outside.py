@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.validate import compare_logits, load_unstreamed

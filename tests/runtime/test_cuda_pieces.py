@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import ExpertSlots, Tier
 from penstock.planner.contract.experts.expert_slots import fewest_slots
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory.device import CudaDevice

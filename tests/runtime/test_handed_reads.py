@@ -11,11 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import CachePolicy, Decisions
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import filled
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling

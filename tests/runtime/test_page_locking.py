@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.measures import show_bytes
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.memory import arena as arena_module

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.planner.contract.bills.cost import Prediction
 from penstock.planner.contract.decided.decisions import CachePolicy, KvPages
 from penstock.planner.contract.plan.planfile import read_plan
-from penstock.planner.contract.prices.cost import Prediction
 from penstock.runtime.told.busy import busy_line, busy_shares
 from penstock.runtime.told.stage_clock import StageUse
 from penstock.runtime.tools.pack import pack_checkpoint

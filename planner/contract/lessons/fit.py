@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
+from penstock.planner.contract.bills.cost import load_s, pinned_gb, predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.given.figures import Figure
@@ -14,7 +15,6 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed
-from penstock.planner.contract.prices.cost import load_s, pinned_gb, predict
 from penstock.planner.contract.prices.launches import begun_issue_s, is_recorded
 from penstock.planner.contract.prices.stages import (
     FIXED,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.given.figures import Figure
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -11,7 +12,6 @@ from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.corrections import slowed
 from penstock.planner.contract.lessons.spread import spread
-from penstock.planner.contract.prices.cost import predict
 
 Range = tuple[float, float]
 

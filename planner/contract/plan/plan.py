@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from penstock.planner.contract.bills.cost import Prediction, as_drafting, predict
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.reuse import BreakEven, break_even
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.placement import Placement, place
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -13,9 +16,6 @@ from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.lessons.interval import Intervals, intervals
 from penstock.planner.contract.plan.plan_ranks import Ranks
 from penstock.planner.contract.plan.rank_predictions import paced, predict_each, rank_terms
-from penstock.planner.contract.prices.cost import Prediction, as_drafting, predict
-from penstock.planner.contract.prices.prefill import Prefill
-from penstock.planner.contract.prices.reuse import BreakEven, break_even
 from penstock.planner.contract.prices.stages import prefill_passes
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.speculation.resident_drafter import resident

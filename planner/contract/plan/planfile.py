@@ -17,6 +17,8 @@ from penstock.planner.common.output import write_at_once
 from penstock.planner.common.outside.plain_files import read_plain
 from penstock.planner.common.outside.strict_yaml import YamlFlaw, load_strictly
 from penstock.planner.common.strictly import build, convert
+from penstock.planner.contract.bills.cost import Prediction
+from penstock.planner.contract.bills.reuse import BreakEven
 from penstock.planner.contract.config.config_schema import HardwareConfig, WorkloadConfig
 from penstock.planner.contract.config.resolve import workload_from, workload_mapping
 from penstock.planner.contract.config.resolve_hardware import hardware_from, hardware_mapping
@@ -27,8 +29,6 @@ from penstock.planner.contract.plan.plan import FORMAT, Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
 from penstock.planner.contract.plan.rank_predictions import predict_ranks, rank_terms
 from penstock.planner.contract.plan.ranks_section import ranks_from, ranks_mapping
-from penstock.planner.contract.prices.cost import Prediction
-from penstock.planner.contract.prices.reuse import BreakEven
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.contract.rules.rule import BrokenRule
 

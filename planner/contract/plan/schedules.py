@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.recording import launching
@@ -11,7 +12,6 @@ from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.rank_predictions import predict_ranks
 from penstock.planner.contract.policy.schedule_choice import Schedule
-from penstock.planner.contract.prices.cost import predict
 
 OWN, ALONE = "the plan's", "streaming alone"
 

@@ -1,1 +1,1 @@
-"""What a plan costs: bytes of each tier, seconds of each stage, from scratch and without side effects."""
+"""What a piece of a plan costs: bytes of each tier, seconds of each resource, from scratch and without side effects."""

@@ -1,4 +1,4 @@
-"""The CPU beside the card: when it computes units of a decode step, or missed experts, and what that costs.
+"""The CPU beside the card: what units of a decode step cost that it computes, and layers that it attends to.
 
 A step with host units takes at least the longest of
 
@@ -37,99 +37,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
-from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts, ResidentForms
-from penstock.planner.contract.decided.host_units import HostUnits
-from penstock.planner.contract.decided.placement import place
-from penstock.planner.contract.decided.recording import can_record, launched_because, reads_layers, records_whole
-from penstock.planner.contract.experts.expert_misses import Visit, visit
-from penstock.planner.contract.experts.expert_slots import kept_in_all
-from penstock.planner.contract.experts.host_split import HostSplit
-from penstock.planner.contract.experts.shared_visits import NO_VISITS, NONE_CAME, SharedVisits, Unasked, missed_rows, shared_visits
-from penstock.planner.contract.experts.visit_waits import mean_of
-from penstock.planner.contract.given.formats import Dtype, in_rows
-from penstock.planner.contract.given.hardware import Gpu, HardwareProfile
+from penstock.planner.contract.decided.decisions import ResidentForms
+from penstock.planner.contract.decided.recording import can_record
+from penstock.planner.contract.given.formats import in_rows
+from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.late_experts import ahead_of
-from penstock.planner.contract.prices.launches import handed_issue_s
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
-from penstock.planner.contract.prices.sizes import expert_vram_bytes
-from penstock.planner.contract.prices.stages import between_experts_s, expert_copy_s, expert_step_s
 from penstock.planner.contract.ranks.rank_chain import turns
-
-
-def host_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
-    """The most rows for which the CPU's products with ``model``'s FFN units were timed; 0 where it cannot compute them."""
-    if hardware.host is None or hardware.gpu is None or not model.ffn_activation:
-        return 0
-    rates = hardware.host.computing(model.compute_dtype)
-    return min(rates.most_rows(unit.format) for unit in model.of_kind(UnitKind.ffn))
-
-
-def no_f16_rates(hardware: HardwareProfile, model: ModelSpec) -> bool:
-    """Whether ``model`` computes in F16, for which the profile has rates of the CPU beside the card in BF16 alone."""
-    return model.compute_dtype is Dtype.float16 and hardware.host is not None and not hardware.host.f16_products
-
-
-def head_rows_timed(hardware: HardwareProfile, model: ModelSpec) -> int:
-    """The same of ``model``'s LM head, tied or not."""
-    if hardware.host is None or hardware.gpu is None:
-        return 0
-    return hardware.host.computing(model.compute_dtype).most_rows(model.lm_head.format)
-
-
-def rows_timed(hardware: HardwareProfile, model: ModelSpec, host: HostUnits) -> int:
-    """The most rows for which the CPU's products with all kinds that ``host`` has units of were timed; with either where it has none."""
-    timed = host_rows_timed(hardware, model), head_rows_timed(hardware, model)
-    wanted = [rows for rows, count in zip(timed, (host.ffn, host.head), strict=True) if count]
-    return min(wanted) if wanted else max(timed)
-
-
-def no_hand_over(hardware: HardwareProfile, model: ModelSpec) -> str:
-    """Why no step of ``model`` hands units to the CPU, wherever they lie; empty where one can. One rank's step does where it is recorded or
-    reads layers from the SSD, that of several also where it is launched kernel by kernel for another reason."""
-    if not records_whole(model) or (model.dealt is not None and model.dealt.routed):
-        return "a step with routed experts is recorded in pieces"
-    if model.dealt is None and not can_record(hardware, model):
-        return "steps of this model cannot be recorded"
-    return ""
-
-
-def no_host_units(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
-    """Why the CPU can compute no FFN unit of a decode step by ``decisions``; empty where it can."""
-    lacks = "" if host_rows_timed(hardware, model) else "the CPU has no product with these FFNs"
-    if why := _no_units(hardware, model, lacks):
-        return why
-    placement, outside = place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages
-    return "" if reads_layers(placement) and not outside else launched_because(placement, outside) or ""
-
-
-def no_host_head(hardware: HardwareProfile, model: ModelSpec, decisions: Decisions) -> str:
-    """The same of blocks of the LM head."""
-    lacks = "" if head_rows_timed(hardware, model) else "the CPU has no product with this LM head"
-    if why := _no_units(hardware, model, lacks or never_on_host(model)):
-        return why
-    return launched_because(place(model, decisions.weights, True), decisions.kv.pages - decisions.kv.vram_pages) or ""
-
-
-def never_on_host(model: ModelSpec) -> str:
-    """Why the CPU computes no block of ``model``'s LM head, wherever it lies; empty where it may."""
-    return "" if model.dealt is None else "the LM head of several ranks is computed by their cards"
-
-
-def _no_units(hardware: HardwareProfile, model: ModelSpec, lacks: str) -> str:
-    """Why the CPU computes none wherever they lie. ``lacks``: why there would be none on any machine with both rates."""
-    if hardware.gpu is None:
-        return "there is no GPU"
-    if hardware.host is None:
-        return "the hardware profile has no rates of the CPU beside the GPU (`planner probe` measures them)"
-    if no_f16_rates(hardware, model):
-        return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
-    return no_hand_over(hardware, model) or lacks
-
 
 READS_AHEAD = 0.9
 """Of the fastest format's stored bytes a second: from here on memory binds a product, and reading ahead shortens it by what was read. Of an
@@ -306,148 +224,3 @@ def _attention_s(hardware: HardwareProfile, model: ModelSpec, rows: int, forms: 
     units = [unit.decoded if unit.kind in forms.decoded else unit for unit in model.of_kind(UnitKind.attn)]
     kernels_s = hardware.gpu.layer_kernels_s if hardware.gpu else 0.0
     return kernels_s + min((unit_s(hardware, unit, rows) for unit in units), default=0.0)
-
-
-def no_host_attention(hardware: HardwareProfile, model: ModelSpec) -> str:
-    """Why the CPU can attend to no layer beside the card; empty where it can."""
-    if hardware.gpu is None:
-        return "there is no GPU"
-    if hardware.host is None or not hardware.host.attention_gbps:
-        return "the hardware profile has no rate of attention on the CPU (`planner probe` measures it)"
-    if model.dealt is not None:
-        return "the CPU attends for one rank alone yet"
-    if model.experts is not None:
-        return "the CPU's threads are the routed experts'"
-    if not model.kv_moves:
-        return model.kv_stays_because
-    plain = model.compute_dtype is model.kv_dtype is Dtype.bfloat16
-    return "" if plain else "the CPU attends to K and V in BF16 alone"
-
-
-def most_host_rows(hardware: HardwareProfile, model: ModelSpec, batch: int, host: HostUnits) -> int:
-    """The most rows for which the CPU's product takes no longer than the unit's copy; ``batch`` at least. ``host`` counts units: of FFNs it
-    goes by those, of the LM head's blocks alone by these."""
-    assert hardware.host is not None and hardware.gpu is not None
-    link, found, rates = hardware.gpu.h2d.peak, batch, hardware.host.computing(model.compute_dtype)
-    for form in {unit.format for unit in (model.of_kind(UnitKind.ffn) if host.ffn else (model.lm_head,))}:
-        curve = rates.curve(form)
-        found = max([found, *(rows for rows, gbps in (curve.points if curve else ()) if gbps >= link)])
-    return min(found, rows_timed(hardware, model, host))
-
-
-GATED = frozenset(
-    {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}
-)
-"""Model types whose experts compute down(act(gate(x)) * up(x)) without biases, as transformers v5 has them."""
-CLAMPED = "gpt_oss"
-"""Has biases, and a gate of its own; as published its experts are coded."""
-
-
-def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
-    """Why the CPU can compute no expert beside the card; empty where it can."""
-    if hardware.gpu is None:
-        return "there is no GPU"
-    if hardware.host is None:
-        return "the CPU's products beside the GPU were not measured"
-    if model.dealt is not None:
-        return "the CPU computes experts of one rank alone yet"
-    if model.experts is None or model.model_type not in {*GATED, CLAMPED}:
-        return "the CPU does not compute this model's experts"
-    if no_f16_rates(hardware, model):
-        return "the hardware profile has no rates of the CPU with F16 (`planner probe` measures them)"
-    unit = model.of_kind(UnitKind.expert)[0]
-    if model.model_type == CLAMPED and not unit.is_coded:
-        return "its experts lie transposed"
-    timed = hardware.host.computing(model.compute_dtype).most_rows(unit.format)
-    return "" if timed else f"no rate of the CPU with {unit.format.name} is known (`planner probe` measures it)"
-
-
-def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots | None, batch: int) -> HostSplit | None:
-    """How a step of ``batch`` rows shares missed experts, as ``slots`` decide; None where all are copied."""
-    if slots is None or slots.host is MissedExperts.copied or no_split(hardware, model):
-        return None
-    host, gpu, experts = hardware.host, hardware.gpu, model.experts
-    assert host is not None and gpu is not None and experts is not None
-    stored, host = model.of_kind(UnitKind.expert)[0].format, host.computing(model.compute_dtype)
-    curve = host.curve(stored)
-    assert curve is not None, "no_split says so"
-    seconds = tuple(experts.expert_bytes / curve.at(rows) / GB for rows in range(1, min(batch, host.most_rows(stored)) + 1))
-    copy_s, asked_s = expert_copy_s(gpu, experts, slots.chunk_bytes), handed_issue_s(hardware)
-    return HostSplit(copy_s, seconds, host.hop_s, host.beside_h2d, host.h2d_beside, asked_s)
-
-
-@dataclass(frozen=True)
-class Missed:
-    """One of a decode step's experts that VRAM misses and DRAM holds."""
-
-    bill: Price
-    visits: SharedVisits = NO_VISITS
-    """Such as miss 0, 1, 2 ... of them, if nothing goes on beside."""
-    all_asked: SharedVisits = NO_VISITS
-    """The same of visits that use nearly all experts of a layer: some have come, or come, when the router speaks."""
-    copied: float = 1.0
-    """The share of them that the link brings."""
-    odds: float | None = None
-    """Of a layer's experts that a step uses, the share that such a plan misses as ``copied`` is counted for; None where all are copied."""
-    link_last: float = 1.0
-    """Of a step's visits, the share that waits for the link, not for the CPU."""
-
-    @classmethod
-    def of(cls, hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, kv_bytes: int, copied: Price) -> Missed:
-        """Where ``copied`` is the price of a copy. Shared with the CPU, all layers miss as many on average as those of a plan that streams
-        nothing but experts and has ``kv_bytes`` of KV in VRAM, each expert by itself: so the price is the same for all decisions of one
-        program. The card is spared what the CPU computes with."""
-        split, experts, gpu = host_split(hardware, model, slots, batch), model.experts, hardware.gpu
-        copy_s = copied.of(Resource.h2d)
-        if experts is None or gpu is None:
-            return cls(copied)
-        one = visit(experts, batch)
-        visited = max(1, round(one.touched))
-        if split is None:
-            came = ahead_of(hardware, model) * one.touched / experts.count
-            return cls(copied, SharedVisits.copied(copy_s, visited), SharedVisits.copied(copy_s, visited, came))
-        kept = kept_beside_layers(gpu, hardware.vram_bytes - kv_bytes, model, experts) / len(experts.layers)
-        rows, odds = missed_rows(experts, batch, round(kept), len(split.host_s)), min(1.0, max(1e-6, one.missed(kept) / visited))
-        unasked = _unasked(hardware, model, slots, batch, experts.count - kept)
-        ways = shared_visits(split, rows, visited), shared_visits(split, rows, visited, unasked)
-
-        def mean(few: Sequence[float], many: Sequence[float]) -> float:
-            """Of a visit."""
-            return (1 - one.all_asked) * mean_of(few, odds, one.even) + one.all_asked * mean_of(many, odds, one.even)
-
-        def each(few: Sequence[float], many: Sequence[float]) -> float:
-            """Of one missed expert."""
-            return mean(few, many) / (odds * visited)
-
-        on_host = each(*(way.taken for way in ways))
-        host_s, link_s = each(*(way.host_s for way in ways)), each(*(way.link_s for way in ways))
-        seconds = {
-            Resource.h2d: link_s + host_s * (1 - split.link_beside) / split.host_beside,
-            Resource.cpu: host_s,
-            Resource.card: -on_host * expert_step_s(hardware, model, batch),
-        }
-        bill, link_last = Price(seconds, alongside=host_s) + passed(hardware, experts.expert_bytes), mean(*(way.link_last for way in ways))
-        return cls(bill, *ways, 1 - on_host, odds, link_last)
-
-
-def _unasked(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots, batch: int, missing: float) -> Unasked:
-    """What comes unasked for a layer of which ``missing`` experts are not kept: as many as the link brings between two layers' experts, and
-    one that is on its way. It begins when the layer before has left it a slot. Of one that is not used those pieces go on that the link was
-    given, but for half a piece."""
-    gpu, experts = hardware.gpu, model.experts
-    assert gpu is not None and experts is not None
-    copy_s, beside_s = expert_copy_s(gpu, experts, slots.chunk_bytes), between_experts_s(hardware, model, batch)
-    copied = min(int(ahead_of(hardware, model)), 1 + int(beside_s / copy_s), int(missing))
-    left_s, pieces = max(0.0, copied * copy_s - beside_s), experts.pieces(slots.chunk_bytes)
-    return Unasked(copied, missing, left_s, min(left_s, (slots.in_flight - 0.5) / pieces * copy_s)) if copied > 0 else NONE_CAME
-
-
-def kept_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts) -> int:
-    """Experts of all layers that VRAM keeps beside all that is no expert, as far as there is room."""
-    others = sum(model.attn_bytes) + sum(model.ffn_bytes) + model.lm_head_bytes + model.norm_bytes + gpu.context_bytes
-    return kept_in_all(experts, max(0, vram_bytes - others) // expert_vram_bytes(experts))
-
-
-def missed_beside_layers(gpu: Gpu, vram_bytes: int, model: ModelSpec, experts: Experts, one: Visit) -> float:
-    """Experts of all layers that such a VRAM misses."""
-    return len(experts.layers) * one.missed(kept_beside_layers(gpu, vram_bytes, model, experts) / len(experts.layers))

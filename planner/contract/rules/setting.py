@@ -24,7 +24,8 @@ from penstock.planner.contract.decided.speculating import Drafter
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import Experts, ModelSpec
-from penstock.planner.contract.prices.beside import no_host_attention, no_host_head, no_host_units, no_split, rows_timed
+from penstock.planner.contract.prices.missed_experts import no_split
+from penstock.planner.contract.prices.on_cpu import no_host_attention, no_host_head, no_host_units, rows_timed
 from penstock.planner.contract.ranks.rank_parts import never_in_parts
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.contract.rules.rule import BrokenRule

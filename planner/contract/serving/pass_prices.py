@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property, lru_cache
 
+from penstock.planner.contract.bills.cost import step_s
+from penstock.planner.contract.bills.phase import mixed_phase
+from penstock.planner.contract.bills.prefill import Moved, Prefill
 from penstock.planner.contract.experts.expert_misses import misses
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import step_s
-from penstock.planner.contract.prices.phase import mixed_phase
-from penstock.planner.contract.prices.prefill import Moved, Prefill
 from penstock.planner.contract.prices.stages import MixedPass, table_is_far
 
 CONTEXT_STEP = 256

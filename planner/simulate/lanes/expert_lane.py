@@ -8,11 +8,11 @@ from functools import partial
 from itertools import chain
 
 from penstock.planner.common.timeline.spans import CPU, EXPERTS, LAUNCH, SSD
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.beside import host_split
-from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.missed_experts import host_split
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.lanes.expert_tier import Key, SimulatedTier, TierCounts
 from penstock.planner.simulate.lanes.lanes import Lanes, Work, ns

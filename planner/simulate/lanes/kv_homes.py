@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner.common.timeline.spans import SSD, SSD_WRITE
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.layer_slots import Held, LayerSlots
 from penstock.planner.contract.policy.rolling import RollingPolicy
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.lanes.lanes import Lanes, Work, ns
 

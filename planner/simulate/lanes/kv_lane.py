@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from penstock.planner.common.timeline.spans import D2H, KV, SSD, SSD_WRITE
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.kv_tiers import attended_on_host
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.policy.turns import Turns
 from penstock.planner.contract.prices.beside import Beside
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.sizes import kv_ring_slots, kv_staging_slots
 from penstock.planner.simulate.lanes.events import Record

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from penstock.planner.common.measures import show_bytes, show_seconds
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_hits import default_source
 from penstock.planner.contract.experts.expert_misses import visit
@@ -13,8 +14,7 @@ from penstock.planner.contract.experts.expert_slots import kept_in_all
 from penstock.planner.contract.experts.policies.native import unbuilt
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.beside import no_split
-from penstock.planner.contract.prices.cost import predict
+from penstock.planner.contract.prices.missed_experts import no_split
 from penstock.planner.solver.terms.foresight import DecodeStep
 
 

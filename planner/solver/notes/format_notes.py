@@ -12,7 +12,7 @@ from penstock.planner.contract.config.config_schema import ModelConfig
 from penstock.planner.contract.given.formats import in_rows
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
-from penstock.planner.contract.prices.beside import no_f16_rates
+from penstock.planner.contract.prices.on_cpu import no_f16_rates
 from penstock.planner.contract.published.hub_names import config_folder, hub_name
 from penstock.planner.contract.stored.activations import named_activations, names_kv
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock.planner.contract.bills.reuse import held, kept_set
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.reuse import held, kept_set
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.page_menu import told
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.cost import objective_weights, with_wait
+from penstock.planner.contract.bills.phase import decode_phase, units_computed
+from penstock.planner.contract.bills.reuse import kept_set
 from penstock.planner.contract.decided.decisions import MissedExperts, Tier
 from penstock.planner.contract.decided.placement import head_block, head_blocks
 from penstock.planner.contract.experts.expert_misses import visit
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.prices.beside import Beside
-from penstock.planner.contract.prices.cost import objective_weights, with_wait
 from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_items
-from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
-from penstock.planner.contract.prices.reuse import kept_set
 from penstock.planner.contract.prices.stages import expert_step_s
 from penstock.planner.solver.terms.host_kv_terms import most_attended
 from penstock.planner.solver.terms.host_terms import most_host_blocks, most_host_units

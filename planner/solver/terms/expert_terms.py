@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 import pulp
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.routed import Fetched, Routed, Streamed, held_up
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts, Tier
 from penstock.planner.contract.experts.expert_misses import Misses, Visit, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.model import ALONE_MORE
-from penstock.planner.contract.prices.beside import Missed
 from penstock.planner.contract.prices.late_experts import LateExperts
+from penstock.planner.contract.prices.missed_experts import Missed
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import passed
-from penstock.planner.contract.prices.routed import Fetched, Routed, Streamed, held_up
 from penstock.planner.contract.prices.stages import expert_copy_s, late_read_s
 from penstock.planner.solver.terms.linear import MB, LinearProgram
 from penstock.planner.solver.terms.menu import SsdChoice, expert_chunk_bytes

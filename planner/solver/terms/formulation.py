@@ -12,17 +12,17 @@ from itertools import zip_longest
 
 import pulp
 
+from penstock.planner.contract.bills.cost import objective_weights
+from penstock.planner.contract.bills.phase import decode_phase, units_computed
+from penstock.planner.contract.bills.reuse import kept_set
+from penstock.planner.contract.bills.routed import Streamed
 from penstock.planner.contract.decided.decisions import CachePolicy, Tier
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks
 from penstock.planner.contract.decided.recording import can_record, records_whole
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.cost import objective_weights
 from penstock.planner.contract.prices.memory_law import Held, dram_items, ssd_in_place_bytes, ssd_items, staged_experts_bytes, vram_items
-from penstock.planner.contract.prices.phase import decode_phase, units_computed
 from penstock.planner.contract.prices.price import NOTHING, Amount, Place, Price, Resource, computing_of
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, passed
-from penstock.planner.contract.prices.reuse import kept_set
-from penstock.planner.contract.prices.routed import Streamed
 from penstock.planner.contract.prices.sizes import unit_dram_bytes, unit_vram_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s
 from penstock.planner.contract.rules.limits import LIMITS

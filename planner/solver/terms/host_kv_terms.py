@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pulp
 
-from penstock.planner.contract.prices.beside import Beside, no_host_attention
+from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.on_cpu import no_host_attention
 from penstock.planner.contract.prices.price import Amount, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice
 from penstock.planner.solver.terms.linear import LinearProgram

@@ -8,7 +8,8 @@ from dataclasses import replace
 from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.placement import head_block, head_blocks
 from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
-from penstock.planner.contract.prices.beside import Beside, head_rows_timed, host_rows_timed, never_on_host, no_hand_over
+from penstock.planner.contract.prices.beside import Beside
+from penstock.planner.contract.prices.on_cpu import head_rows_timed, host_rows_timed, never_on_host, no_hand_over
 from penstock.planner.contract.prices.price import Amount, Price, Resource, total
 from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.menu import MENUS

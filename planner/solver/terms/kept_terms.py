@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pulp
 
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.bills.reuse import Restoring, kept_set, restoring
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.prices.price import Resource, computing_of
-from penstock.planner.contract.prices.reuse import Restoring, kept_set, restoring
 from penstock.planner.contract.prices.sizes import OVERHEADS
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.linear import LinearProgram

@@ -8,6 +8,8 @@ from itertools import product
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import ALIGN, GB, align_up
+from penstock.planner.contract.bills.phase import Phase, prefill_phase
+from penstock.planner.contract.bills.reuse import KeptSet
 from penstock.planner.contract.decided.decisions import ResidentForms, WeightForm
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import head_block_bytes, head_blocks, slots_of_both
@@ -15,9 +17,7 @@ from penstock.planner.contract.decided.recording import prompts_never_recorded
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.phase import Phase, prefill_phase
 from penstock.planner.contract.prices.price import computing_of
-from penstock.planner.contract.prices.reuse import KeptSet
 from penstock.planner.contract.prices.sizes import activation_bytes, card_activation_bytes, recorded_prompt_bytes
 from penstock.planner.contract.prices.stages import decode_compute_s, h2d_gbps, ssd_gbps
 from penstock.planner.contract.ranks.rank_parts import part_sizes

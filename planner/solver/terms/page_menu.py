@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import ALIGN, GB, show_bytes, show_seconds
+from penstock.planner.contract.bills.reuse import Restoring, restoring
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.reuse import Restoring, restoring
 from penstock.planner.contract.prices.sizes import kept_page_bytes, kv_page_bytes, pool_pages
 from penstock.planner.contract.prices.stages import prefill_compute_s
 from penstock.planner.contract.rules.limits import LIMITS

@@ -7,11 +7,11 @@ from itertools import product
 
 import pulp
 
+from penstock.planner.contract.bills.phase import Phase
+from penstock.planner.contract.bills.ring_slots import OneFfnSlot
 from penstock.planner.contract.decided.placement import ring_classes
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.phase import Phase
 from penstock.planner.contract.prices.price import NOTHING, Amount, Price, Resource
-from penstock.planner.contract.prices.ring_slots import OneFfnSlot
 from penstock.planner.contract.prices.sizes import unit_vram_bytes
 from penstock.planner.solver.terms.linear import LinearProgram
 from penstock.planner.solver.terms.menu import NO_RING, RingChoice, one_ffn_ring, ring_menu

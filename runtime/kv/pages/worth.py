@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.reuse import restoring
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Resource
-from penstock.planner.contract.prices.reuse import restoring
 
 
 class Worth:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import place
@@ -19,7 +20,6 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import ALONE, OWN, beside, near_counts, schedules_of
 from penstock.planner.contract.policy.near_choice import BLOCK, NearChoice, choice_of
 from penstock.planner.contract.policy.schedule_choice import AGAIN, LATEST, SEEN, Schedule, ScheduleChoice
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.program import solve
 from tests.planner.small import work
 from tests.planner.test_host_units import M

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.schedules import alone, schedules_of
 from penstock.planner.contract.policy.schedule_choice import AGAIN, LATEST, SEEN, TRIED, Schedule, ScheduleChoice
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.solver.program import solve
 from tests.planner.small import work
 from tests.planner.test_host_units import M, beside

@@ -14,10 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages
 from penstock.planner.contract.decided.kv_tiers import kv_tiers
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.runtime.engine.passes.generate import Batch, Generation, generate
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.passes.stepper import Stepper

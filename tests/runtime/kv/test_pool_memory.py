@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import KvPages, KvReuse
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.contract.prices.memory_law import dram_use, vram_use
 from penstock.runtime.asked.run_schema import ReuseConfig
 from penstock.runtime.engine.open_session import open_session

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from bench.gpt_oss_synth import gpt_oss_config, write_gpt_oss
+from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import ExpertSlots, MissedExperts
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.experts.routing_files import read_routings
@@ -20,7 +21,6 @@ from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices import stages
-from penstock.planner.contract.prices.cost import predict
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.simulate.routers import RecordedRouters

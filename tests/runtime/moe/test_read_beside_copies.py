@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.planner.common.measures import ALIGN
+from penstock.planner.contract.bills.cost import predict
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ExpertSlots
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
 from penstock.planner.contract.experts.expert_caches import expert_caches, keep_first
 from penstock.planner.contract.experts.expert_slots import fewest_slots
 from penstock.planner.contract.given.model import ModelSpec, Routers
 from penstock.planner.contract.plan.plan import Plan
-from penstock.planner.contract.prices.cost import predict
-from penstock.planner.contract.prices.prefill import Moved
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.simulate.lanes.expert_lane import SimulatedExperts
 from penstock.planner.simulate.lanes.lanes import Lanes

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock.planner.common.errors import UserError
+from penstock.planner.contract.bills.cost import verify_s
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.speculating import Drafter, Speculation
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -30,7 +31,6 @@ from penstock.planner.contract.lessons.calibration import (
 from penstock.planner.contract.lessons.draft_lesson import DraftLesson, counting_on
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
-from penstock.planner.contract.prices.cost import verify_s
 from penstock.planner.contract.speculation.acceptance import Acceptance
 from penstock.planner.contract.speculation.chain_length import ChainLength
 from penstock.planner.contract.speculation.drafting import counted_s, counted_tokens

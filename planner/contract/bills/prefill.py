@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from penstock.planner.contract.bills.phase import Phase, decode_phase, prefill_phase
+from penstock.planner.contract.bills.ring_slots import OneFfnSlot
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import place
 from penstock.planner.contract.decided.recording import reads_layers
@@ -15,13 +17,12 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.beside import Beside, Missed
+from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.late_experts import LateExperts
 from penstock.planner.contract.prices.launches import is_recorded
-from penstock.planner.contract.prices.phase import Phase, decode_phase, prefill_phase
+from penstock.planner.contract.prices.missed_experts import Missed
 from penstock.planner.contract.prices.price import Place, Price, Resource, total
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable, home
-from penstock.planner.contract.prices.ring_slots import OneFfnSlot
 from penstock.planner.contract.prices.sizes import kv_layer_bytes
 from penstock.planner.contract.prices.stages import late_read_s, prefill_passes, table_is_far
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.prefill import Prefill
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.prices.sizes import kept_file_pages, kept_page_bytes
 from penstock.planner.contract.prices.stages import ssd_gbps

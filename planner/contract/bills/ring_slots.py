@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.phase import Phase, units_computed
 from penstock.planner.contract.decided.decisions import Decisions, Tier
 from penstock.planner.contract.decided.placement import Placement, Unit, head_block_bytes, place
 from penstock.planner.contract.given.hardware import HardwareProfile
@@ -14,7 +15,6 @@ from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.policy import make_policy
 from penstock.planner.contract.policy.turns import Turns
 from penstock.planner.contract.prices.decoding import unit_s
-from penstock.planner.contract.prices.phase import Phase, units_computed
 from penstock.planner.contract.prices.price import Amount, Place, Resource, total
 from penstock.planner.contract.prices.price_table import PriceTable
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.recording import come_together, launching
 from penstock.planner.contract.experts.expert_misses import Misses, visit
 from penstock.planner.contract.experts.expert_slots import fewest_slots
@@ -16,11 +17,10 @@ from penstock.planner.contract.experts.visit_waits import Line, bent_lines, wait
 from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.unit_spec import UnitKind
-from penstock.planner.contract.prices.beside import Missed, missed_beside_layers
 from penstock.planner.contract.prices.decoding import unit_s
 from penstock.planner.contract.prices.late_experts import ahead_of
 from penstock.planner.contract.prices.launches import copied_issue_s, expert_launches
-from penstock.planner.contract.prices.prefill import Moved
+from penstock.planner.contract.prices.missed_experts import Missed, missed_beside_layers
 from penstock.planner.contract.prices.price import Amount, Resource
 from penstock.planner.contract.prices.stages import expert_step_s, launched_meanwhile_s, weight_pass_s
 from penstock.planner.contract.ranks.rank_chain import fetching_turns

@@ -72,7 +72,7 @@ class Phase:
     coded: Mapping[UnitKind, Price] = field(default_factory=dict)
     """Of a kind whose units stay decoded: multiplying in all passes by one that comes as it is stored, beyond by one that stays."""
     late: LateExperts = LateExperts()
-    """What each pass waits for routed experts; a decode step has a law of its own, ``penstock.planner.contract.prices.routed``."""
+    """What each pass waits for routed experts; a decode step has a law of its own, ``penstock.planner.contract.bills.routed``."""
     head: Price = NOTHING
     """Waiting in all passes for one block of the LM head that streams, when all layers are computed."""
 
@@ -248,7 +248,7 @@ def _rest(hardware: HardwareProfile, model: ModelSpec, head_blocks: int, passes:
 
 
 def _issued_s(hardware: HardwareProfile, model: ModelSpec, seconds: float) -> float:
-    """:attr:`Price.issued`. What experts wait for has a law of its own, ``penstock.planner.contract.prices.routed``."""
+    """:attr:`Price.issued`. What experts wait for has a law of its own, ``penstock.planner.contract.bills.routed``."""
     return seconds if hardware.gpu and model.experts is None else 0.0
 
 

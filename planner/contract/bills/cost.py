@@ -6,6 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from penstock.planner.common.measures import GB
+from penstock.planner.contract.bills.prefill import Prefill
+from penstock.planner.contract.bills.reuse import expected
+from penstock.planner.contract.bills.ring_slots import first_pass_bytes, head_start
+from penstock.planner.contract.bills.routed import Streamed, routed_s
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.placement import place
@@ -17,11 +21,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Objective, Workload
 from penstock.planner.contract.prices.memory_law import dram_items, dram_use, held_by, shapes_wanted, ssd_items, used_bytes, vram_items
-from penstock.planner.contract.prices.prefill import Prefill
 from penstock.planner.contract.prices.price import Price, Resource, computing_of
-from penstock.planner.contract.prices.reuse import expected
-from penstock.planner.contract.prices.ring_slots import first_pass_bytes, head_start
-from penstock.planner.contract.prices.routed import Streamed, routed_s
 from penstock.planner.contract.prices.stages import (
     FIXED,
     decode_compute_s,
