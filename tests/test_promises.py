@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from penstock.planner.cli import PROGRAM
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.plan.plan import Plan
@@ -47,6 +49,15 @@ def test_what_a_larger_batch_gives_is_what_is_solved() -> None:
     plans = [solved(*DESKTOP, "model=llama70b", f"workload.batch={n}", "workload.context_tokens=0") for n in batches]
     assert [rate(plan) for plan in plans] == rates
     assert [f"{plan.prediction.ttft_s:.3g}" for plan in plans] == firsts
+
+
+@pytest.mark.parametrize("figure", ["107 ms", "210 ms", "156 ms"])
+def test_what_hybrid_predicts_of_the_command_before_is_what_is_solved(figure: str) -> None:
+    before, said, _ = (ROOT / "docs/hybrid.md").read_text(encoding="utf-8").partition(f"predicted at {figure}")
+    assert said
+    command = re.findall(r"^    planner solve ((?:.*\\\n)*.*)", before, re.MULTILINE)[-1].replace("\\\n", " ")
+    plan = solved(*(word for word in command.split() if not word.startswith("out=")))
+    assert f"{1000 * plan.prediction.decode_s_per_token:.3g} ms" == figure
 
 
 def test_the_demo_has_a_plan_that_streams() -> None:
