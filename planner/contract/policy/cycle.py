@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 
 class Cycle:
     """Layers in visiting order, wrapping from the last to the first when ``wrap`` is set."""
@@ -12,6 +10,7 @@ class Cycle:
         self.layers = layers
         self.wrap = wrap
         self._position = {layer: i for i, layer in enumerate(layers)}
+        self._laid_out = layers * 2 if wrap else layers
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -20,10 +19,7 @@ class Cycle:
         """Visits from ``layer`` until ``other`` comes, 0 for itself."""
         return (self._position[other] - self._position[layer]) % len(self.layers)
 
-    def after(self, layer: int, count: int) -> Iterator[int]:
+    def after(self, layer: int, count: int) -> tuple[int, ...]:
         """The next ``count`` layers after ``layer``, itself left out, each at most once."""
-        start = self._position[layer]
-        for step in range(1, min(count, len(self.layers) - 1) + 1):
-            if start + step >= len(self.layers) and not self.wrap:
-                return
-            yield self.layers[(start + step) % len(self.layers)]
+        first = self._position[layer] + 1
+        return self._laid_out[first : first + min(count, len(self.layers) - 1)]

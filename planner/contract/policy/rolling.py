@@ -33,17 +33,18 @@ class RollingPolicy:
 
     def access(self, layer: int) -> Step:
         hit = layer in self._held
-        window = set(self._cycle.after(layer, self._distance)) | {layer}
+        window = layer, *self._cycle.after(layer, self._distance)
         actions: list[Load | Evict] = []
         shrink = False
         if hit:
             self._held.move_to_end(layer)
-        for candidate in (layer, *self._cycle.after(layer, self._distance)):
-            if candidate in self._held:
+        held = self._held.__contains__
+        for candidate in () if all(map(held, window)) else window:
+            if held(candidate):
                 continue
             if len(self._held) >= self.hwm:
                 shrink = True
-                actions += self._shrink(layer, window)
+                actions += self._shrink(layer, set(window))
                 if len(self._held) >= self.hwm:
                     break
             self._held[candidate] = None

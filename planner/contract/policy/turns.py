@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 
 class Turns:
@@ -88,7 +88,12 @@ class Turns:
 
     def next_copy(self) -> int | None:
         """The first fetched number whose slot is free: compute has issued everything that reads what lies there."""
-        return min(filter(self._may_copy, self._candidates()), default=None)
+        found = None
+        for name, count in self._copied.items():
+            number = self._number(name, count)
+            if number < self.fetched and (found is None or number < found) and self._is_free(name, count - self._slots[name]):
+                found = number
+        return found
 
     def copy(self, number: int) -> None:
         """The copy of ``number``, which was :meth:`next_copy`, is queued."""
@@ -107,7 +112,9 @@ class Turns:
 
     def is_copied(self, number: int) -> bool:
         """Whether its copy was queued, or it was found."""
-        return self._ordinal(number) < self._copied[self._class(number)]
+        passes, i = divmod(number, len(self._classes))
+        name = self._classes[i]
+        return passes * len(self._members[name]) + self._rank[i] < self._copied[name]
 
     def may_enter(self) -> bool:
         """The next unit's copy was queued, so its kernels may be issued behind it."""
@@ -119,12 +126,9 @@ class Turns:
         ahead = (self.fetched - passes * units, self.left - passes * units, self.asked - passes * units, self.begun - passes)
         return *ahead, *(count - passes * len(self._members[name]) for name, count in self._copied.items())
 
-    def _candidates(self) -> Iterator[int]:
-        return (number for name, count in self._copied.items() if (number := self._number(name, count)) < self.fetched)
-
-    def _may_copy(self, number: int) -> bool:
-        before = self.before(number)
-        return before is None or before + self._keep < self.left
+    def _is_free(self, name: str, ordinal: int) -> bool:
+        """Whether compute has left the unit of class ``name`` that has so many of its class before it; less than 0 stands for none."""
+        return ordinal < 0 or self._number(name, ordinal) + self._keep < self.left
 
     def _class(self, number: int) -> str:
         return self._classes[number % len(self._classes)]
