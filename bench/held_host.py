@@ -36,11 +36,15 @@ class Bucket:
         self._lock = threading.Lock()
         self._free = 0.0
 
-    def wait(self, nbytes: int) -> None:
-        """Return when ``nbytes`` are through."""
+    def through(self, nbytes: int) -> float:
+        """When ``nbytes`` more are through, by ``time.perf_counter``."""
         with self._lock:
             self._free = max(self._free, time.perf_counter()) + nbytes / self._gbps / 1e9
-            until = self._free + self._latency_s
+            return self._free + self._latency_s
+
+    def wait(self, nbytes: int) -> None:
+        """Return when ``nbytes`` are through, to the microsecond: the interpreter is held for the end of it."""
+        until = self.through(nbytes)
         while (left := until - time.perf_counter()) > 0:
             if left > _SPINS_S:
                 time.sleep(left - _SPINS_S)
@@ -51,8 +55,9 @@ def hold_reads(bucket: Bucket) -> None:
     read = os.preadv
 
     def held(fd: int, buffers: Sequence[Any], offset: int, *flags: int) -> int:
+        until = bucket.through(sum(memoryview(buffer).nbytes for buffer in buffers))
         got = read(fd, buffers, offset, *flags)
-        bucket.wait(got)
+        time.sleep(max(0.0, until - time.perf_counter()))  # late by a little: others are in flight, and need the interpreter
         return got
 
     os.preadv = held  # type: ignore[assignment]
