@@ -71,10 +71,13 @@ def chat_verb(cfg: ChatConfig) -> None:
     if cfg.max_new_tokens is not None and cfg.max_new_tokens < 1:
         raise UserError(f"max_new_tokens={cfg.max_new_tokens}: must be 1 or more; null is as many as the context has room for")
     plan, checkpoint = planned(cfg)
+    company, over = joined(plan, checkpoint)
+    if over:
+        return
     cfg = replace(cfg, kv=fitted(cfg.kv, plan))
     if plan.hardware.gpu or plan.prediction.ssd_bytes_per_token:
         wait_asleep()
-    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan)) as ground:
+    with Groundwork.of(plan, unplanned_dram_bytes(cfg.kv, plan), company) as ground:
         with uncollected():
             from penstock.runtime.tools.chat import chat
         chat(cfg, plan, checkpoint, ground)
