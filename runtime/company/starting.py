@@ -74,8 +74,8 @@ def start(count: int, cards: Sequence[int] = ()) -> Company:
     process."""
     if seat_of_environment() is not None:
         raise UserError(
-            "RANK and WORLD_SIZE are set, as torchrun sets them: `runtime run` alone joins ranks that a launcher started; start this alone,"
-            " and it starts its ranks"
+            "RANK and WORLD_SIZE are set, as torchrun sets them: `runtime run`, `chat` and `serve` join ranks that a launcher started;"
+            " start this alone, and it starts its ranks"
         )
     cards = (cards or range(count))[:count]
     name = _socket_name()

@@ -26,9 +26,12 @@ MOMENT_S = 1.0
 _AGAIN_S = 0.05
 
 
-def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
+def joined(plan: Plan, checkpoint: Path, deaf: bool = False) -> tuple[Company | None, bool]:
     """The company that a launcher put this process in, None without one or where the plan is of one rank; and whether it is over: a rank
-    behind the first one has done all that it was there for. UserError where as many were started as the plan has not, or on other hosts."""
+    behind the first one has done all that it was there for. UserError where as many were started as the plan has not, or on other hosts.
+
+    A launcher and a terminal send their signals to all ranks. One behind the first ends by SIGTERM, unless it is ``deaf``: then rank 0
+    says when all is over, for which it may need the others."""
     seat, hosts = seat_of_environment(), plan.hardware.hosts
     if seat is None or (plan.ranks.count == 1 and seat.count == 1):
         return None, False
@@ -43,8 +46,10 @@ def joined(plan: Plan, checkpoint: Path) -> tuple[Company | None, bool]:
             f"LOCAL_WORLD_SIZE={seat.on_host}: the plan is for {hosts} host{'s' * (hosts > 1)} of {each} ranks each, and these are"
             f" {seat.hosts}; start torchrun with --nnodes={hosts} --nproc-per-node={each}, or solve again with hardware.hosts={seat.hosts}"
         )
-    if seat.rank:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the launcher's: this rank has nothing to tell, and may be waiting for others
+    if seat.rank:  # it has nothing to tell, and may be waiting for others
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP) if deaf else ():
+            signal.signal(number, signal.SIG_IGN)
     check_cards(plan, launched=True)
     refuse_full_cards(plan, {seat.rank: seat.local})
     identity = xxhash.xxh3_128_hexdigest(plan_text(plan).encode())

@@ -57,7 +57,8 @@ class Groundwork:
         if hosts > 1 and company is None:
             raise UserError(
                 f"the plan is for {hosts} hosts of {count // hosts} ranks each: start `torchrun --nnodes={hosts} --nproc-per-node="
-                f"{count // hosts} ... -m penstock.runtime run plan=` on each (docs/ranks.md), or solve again with hardware.hosts=1"
+                f"{count // hosts} ... -m penstock.runtime run plan=` on each, or chat, or serve (docs/ranks.md); or solve again with"
+                " hardware.hosts=1"
             )
         if company is None:  # a rank that was started sees its own card alone
             check_cards(plan)

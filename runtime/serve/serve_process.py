@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from penstock.runtime.asked.prompts import Vocabulary
 
 
-def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[str, Any]:
+def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open, cannot_return: str = "") -> dict[str, Any]:
     """Listen until a signal comes -> the engine's report of its whole life. UserError for keys, an address or a tokenizer that are no good,
-    and where the engine cannot serve."""
+    and where the engine cannot serve, or ``cannot_return`` once it has ended."""
     keep_large_apart()
     keys = Keys(()) if served.keys is None else Keys.read(served.keys)
     allow_files(served.limits.connections)
@@ -39,10 +39,12 @@ def serve(served: Served, plan: Plan, checkpoint: Path, opening: Open) -> dict[s
         if served.keys is not None and served.keys.stat().st_mode & 0o077:
             tell(f"keys={served.keys}: other users of this machine can read it; chmod 600 it")
         tell(f"listening on http://{host}:{sock.getsockname()[1]}; /ready says when {served.name} is loaded")
-        return asyncio.run(_serve(sock, served, keys, opening, lambda: _vocabulary(checkpoint, plan)))
+        return asyncio.run(_serve(sock, served, keys, opening, cannot_return, lambda: _vocabulary(checkpoint, plan)))
 
 
-async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open, read: Callable[[], Vocabulary]) -> dict[str, Any]:
+async def _serve(
+    sock: socket.socket, served: Served, keys: Keys, opening: Open, cannot_return: str, read: Callable[[], Vocabulary]
+) -> dict[str, Any]:
     """Connections that come before the imports are done wait for them."""
     bar = PhaseBar()
 
@@ -53,7 +55,7 @@ async def _serve(sock: socket.socket, served: Served, keys: Keys, opening: Open,
         else:
             bar(told.phase, told.done, told.total)
 
-    supervisor = Supervisor(start_motor, opening, tell, served.hang_s, loading)
+    supervisor = Supervisor(start_motor, opening, tell, served.hang_s, loading, cannot_return)
     supervisor.started()
     try:
         vocabulary = await asyncio.to_thread(read)

@@ -22,6 +22,8 @@ from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
 from penstock.runtime.asked.order import check_fit, check_values
 from penstock.runtime.asked.run_schema import RunConfig
+from penstock.runtime.company.company import seat_of_environment
+from penstock.runtime.led.launched import joined
 from penstock.runtime.serve.front.served_as import Served, tell
 from penstock.runtime.serve.serve_process import serve
 from penstock.runtime.serve.serve_schema import Auth, ServeConfig
@@ -32,6 +34,8 @@ QUIET_S = 2.0
 """That an idle engine may say nothing."""
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+|null")
 """What a browser sends of itself."""
+LAUNCHED = "its ranks were started by a launcher: start all of them again"
+"""Why an engine that ended cannot be started anew."""
 NEEDED = ("fastapi", "uvicorn", "h11", "prometheus_client", "llguidance")
 
 
@@ -50,7 +54,11 @@ def serve_verb(cfg: ServeConfig) -> None:
         raise UserError(f"hang_s={cfg.hang_s}: must be above {QUIET_S:g}, less than a day; set it so")
     check_values(_as_run(cfg))
     with _planned(cfg) as (path, plan):
-        _, checkpoint = check_fit(_as_run(cfg), plan)
+        fitting, checkpoint = check_fit(_as_run(cfg), plan)
+        seat = seat_of_environment()
+        if seat is not None and seat.rank:
+            joined(fitting, checkpoint, deaf=True)
+            return
         opening = Open(
             plan=str(path),
             checkpoint=str(checkpoint),
@@ -73,7 +81,7 @@ def serve_verb(cfg: ServeConfig) -> None:
             limits=cfg.limits,
             template=cfg.template,
         )
-        report = serve(served, plan, checkpoint, opening)
+        report = serve(served, plan, checkpoint, opening, LAUNCHED if seat is not None and plan.ranks.count > 1 else "")
         if report:
             tell(_closing(report))
         cfg.close(report)

@@ -71,8 +71,6 @@ def check_ranks(
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
     if share is ExpertShare.sliced and (why := never_sliced(model, count)):
         raise UserError(f"moe.share=sliced: {why}; set moe.share=whole")
-    if workload.is_served and hardware.hosts > 1:
-        raise UserError(f"hardware.hosts={hardware.hosts}: a server runs on one host alone yet; set hardware.hosts=1")
     if workload.kv_spill:
         raise UserError(f"{asked}: workload.kv_spill=true works on one rank alone yet; set ranks=1, or leave workload.kv_spill out")
 

@@ -55,7 +55,7 @@ class MotorProcess(Protocol):
 class Supervisor:
     """Keeps one motor running and hands each request what the motor says of it. ``tell`` is given lines for the log, ``loading`` how far
     each motor is with its start, and None once it is ready. A motor that was ready and says nothing for ``hang_s`` (None: far longer than
-    its longest pass) is killed, and started anew like one that died."""
+    its longest pass) is killed, and started anew like one that died. One that ``cannot_return`` is not: why, in words for the user."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class Supervisor:
         tell: Callable[[str], None],
         hang_s: float | None = None,
         loading: Callable[[Loading | None], None] = lambda _: None,
+        cannot_return: str = "",
     ):
+        self._cannot_return = cannot_return
         self._start, self._opening, self._tell, self._hang_s, self._loading = start, opening, tell, hang_s, loading
         self._words = 0
         """Messages that were heard."""
@@ -77,7 +79,7 @@ class Supervisor:
         """What a drained motor says of its whole life."""
         self.restarts = 0
         self.refused: UserError | None = None
-        """Why the first motor could not serve, where only the user can help."""
+        """Why there is no motor, where only the user can help."""
         self._mail: dict[int, Mail] = {}
         self._posted: asyncio.Queue[Message] = asyncio.Queue()
         self._process: MotorProcess | None = None
@@ -118,7 +120,7 @@ class Supervisor:
                 await self._running
 
     async def run(self) -> None:
-        """Until :meth:`drain`, or until the first motor is ``refused``. OSError where the first one cannot be started."""
+        """Until :meth:`drain`, or until a motor is ``refused``. OSError where the first one cannot be started."""
         fruitless = 0
         while not self._ending:
             try:
@@ -128,6 +130,8 @@ class Supervisor:
                     raise
                 was_ready = False
                 self._tell(f"the engine cannot be started: {error.strerror}")
+            if self._cannot_return and not self._ending:
+                self.refused = self.refused or UserError(f"the engine has ended; {self._cannot_return}")
             if self.refused is not None or self._ending:
                 break
             fruitless = 1 if was_ready else fruitless + 1

@@ -26,7 +26,9 @@ from penstock.planner.contract.plan.planfile import read_plan
 from penstock.runtime.asked.order import check_fit
 from penstock.runtime.asked.page_room import fitted, unplanned_dram_bytes
 from penstock.runtime.asked.run_schema import EngineConfig, ReuseConfig, RunConfig
+from penstock.runtime.company.company import seat_of_environment
 from penstock.runtime.kv.disk.writer_lock import Locked
+from penstock.runtime.led.launched import joined
 from penstock.runtime.memory.groundwork import Groundwork
 from penstock.runtime.memory.kernels import keep_few_kernels
 from penstock.runtime.serve.motor.inbox import Gone, Inbox
@@ -91,7 +93,7 @@ def patiently(serve: Callable[[], int]) -> int:
         try:
             return serve()
         except Locked:
-            if time.monotonic() > until_s:
+            if time.monotonic() > until_s or seat_of_environment() is not None:  # ranks that a launcher started meet once
                 raise
             time.sleep(TOLD_S)
 
@@ -110,9 +112,10 @@ def serve(asked: Open, frames: Frames, inbox: Inbox) -> int:
         draft=asked.draft,
     )
     plan, checkpoint = check_fit(cfg, read_plan(user_path(asked.plan)))
+    company, _ = joined(plan, checkpoint)
     reuse = fitted(cfg.kv, plan)
     wait_asleep()  # the front is a busy neighbour of every motor
-    with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan)) as ground:
+    with Groundwork.of(plan, unplanned_dram_bytes(reuse, plan), company) as ground:
         if ground.company is not None:
             ground.company.told_elsewhere()  # the front ends a motor, and says so
         tell("imports", 0, 1)
