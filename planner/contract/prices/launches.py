@@ -236,7 +236,7 @@ def keeps_link_busier(hardware: HardwareProfile, placement: Placement) -> bool:
 
     Fitted when a CUDA graph held the copies: of 8B in BF16 on H200s they reached 0.94 to 0.988 of what the link gives, by how its process
     happened to begin, and those that are launched 0.993 to 0.996 (`bench/one_row.py`). Copies between graphs, on one stream, come as fast
-    as those on an H100 (docs/log.md, 2026-11-27). On an H200 such steps take 0.5 to 1.7 % more than launched ones (2026-11-29): the rule
+    as those on an H100 (docs/log.md, 2026-11-27). On an H200 such steps take 0.6 to 1.5 % more than launched ones (2026-11-29): the rule
     is worth that.
     """
     if hardware.gpu is None or placement.model.dealt is not None or placement.host_units:
