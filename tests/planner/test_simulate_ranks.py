@@ -37,6 +37,7 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
 from penstock.planner.contract.ranks.rank_share import share_of_rank
+from penstock.planner.contract.serving.serving_forecast import forecast_of
 from penstock.planner.simulate.acted import Acted, Options
 from penstock.planner.simulate.lanes.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
@@ -437,3 +438,13 @@ def test_simulate_tells_of_each_rank(tmp_path: Path) -> None:
     assert told["simulated"]["h2d_bytes_per_token"] == pytest.approx(plan.prediction.h2d_bytes_per_token, rel=0.02)
     said = refusal("planner", "simulate", "plan=two.yaml", "force.vram_slots=6", cwd=tmp_path)
     assert "is for 2 ranks, and `planner simulate` with force works on one alone yet" in said
+
+
+def test_a_server_over_ranks_is_played_as_its_plan_foresees(tmp_path: Path) -> None:
+    served = work(batch=4, clients=4, prompt_tokens=64, new_tokens=32, context_tokens=512, requests=64)
+    plan = answer_dealt(Question(host(vram=700 * MB), model(layers=22), served, HALVES, ranks=2))
+    write_plan(plan, tmp_path / "served.yaml")
+    done = command("planner", "simulate", "plan=served.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    asked, foreseen = json.loads(done.stdout.strip().splitlines()[-1])["asked"], forecast_of(plan)
+    assert asked["tokens_per_s"] == pytest.approx(foreseen.tokens_per_s, rel=0.05)
