@@ -111,7 +111,7 @@ def _check_dealt(cfg: SimulateConfig, plan: Plan, force: Force) -> None:
     """UserError where ``plan`` is of several ranks, and something is asked that is of one alone."""
     if plan.ranks.count == 1:
         return
-    asked = {"force": force.given, "trace": cfg.trace, "routings": cfg.routings}
+    asked = {"force": force.given, "routings": cfg.routings}
     for name, given in asked.items():
         if given:
             check_alone(plan.ranks, cfg.plan or "", f"`planner simulate` with {name}")

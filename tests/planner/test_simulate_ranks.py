@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
-from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, SSD
+from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, PASS, SSD
 from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
@@ -430,8 +430,13 @@ def test_ranks_of_a_host_share_what_it_has_and_those_of_others_do_not(here: int,
 def test_simulate_tells_of_each_rank(tmp_path: Path) -> None:
     plan = answer_dealt(Question(host(vram=700 * MB), model(layers=23), work(), HALVES, ranks=2))
     write_plan(plan, tmp_path / "two.yaml")
-    done = command("planner", "simulate", "plan=two.yaml", cwd=tmp_path)
+    done = command("planner", "simulate", "plan=two.yaml", "trace=two.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "two.json").read_text())["traceEvents"]
+    copied = [sum(e["dur"] for e in events if e["ph"] == "X" and e["cat"] == H2D and e["pid"] == pid) for pid in (1, 2)]
+    passes = [e for e in events if e["ph"] == "X" and e["cat"] == PASS]
+    assert [e["name"] for e in passes] == ["prefill", *(f"decode {k}" for k in range(1, len(passes)))] and {e["pid"] for e in passes} == {1}
+    assert min(copied) > 0.9 * sum(e["dur"] for e in passes)
     told = json.loads(done.stdout.strip().splitlines()[-1])
     assert told["ratio"]["decode_s_per_token"] == pytest.approx(1, abs=0.02)
     assert [row["rank"] for row in told["ranks"]] == [0, 1] and all(row["busy"]["decode"][H2D] > 0.9 for row in told["ranks"])

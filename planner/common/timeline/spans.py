@@ -1,13 +1,13 @@
 """A timeline of what each stage did and waited for, and its form as a Chrome trace, which opens in Perfetto (ui.perfetto.dev).
 
 Executed and simulated timelines are the same: spans on tracks, in seconds of one clock. The format is "Trace Event Format" of
-the Chromium project: complete events (``ph: X``) in microseconds, one thread a track.
+the Chromium project: complete events (``ph: X``) in microseconds, one process a rank, one thread a track.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,11 +54,18 @@ class Timeline:
     samples: Sequence[Sample] = ()
     title: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    others: Sequence[Sequence[Span]] = ()
+    """Spans of the ranks behind the first one, on the same clock."""
+
+    @property
+    def each(self) -> Sequence[Sequence[Span]]:
+        """Spans of every rank."""
+        return (self.spans, *self.others)
 
     @property
     def origin(self) -> float:
         """When the first span begins."""
-        return min((s.start for s in self.spans), default=0.0)
+        return min((s.start for spans in self.each for s in spans), default=0.0)
 
 
 def whole_reads(spans: Iterable[Span]) -> list[Span]:
@@ -99,24 +106,30 @@ def busy_s(spans: Iterable[Span], start: float, end: float) -> float:
 
 
 def chrome_trace(timeline: Timeline) -> dict[str, Any]:
-    """The timeline as a JSON document. Costs about 1 kB of memory a span. All spans are gone through a few times, whatever their number."""
-    origin = timeline.origin
+    """The timeline as a JSON document, a process for each rank. Costs about 1 kB of memory a span. All spans are gone through a few times,
+    whatever their number."""
+    origin, events = timeline.origin, list[dict[str, Any]]()
+    for rank, spans in enumerate(timeline.each):
+        whose = f"rank {rank}: {timeline.title}" if timeline.others else timeline.title
+        events += [_named("process_name", rank + 1, 0, whose), *_of_rank(rank + 1, spans, origin)]
+    events += [{"ph": "C", "pid": 1, "name": s.name, "ts": _us(s.at - origin), "args": {"value": s.value}} for s in timeline.samples]
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(timeline.facts)}
+
+
+def _of_rank(pid: int, spans: Sequence[Span], origin: float) -> Iterator[dict[str, Any]]:
     tracks: dict[str, list[Span]] = defaultdict(list)
-    for s in [*timeline.spans, *whole_reads(timeline.spans)]:
+    for s in [*spans, *whole_reads(spans)]:
         tracks[s.track].append(s)
-    events: list[dict[str, Any]] = [_named("process_name", 0, timeline.title)]
     tid = 0
     for track in sorted(tracks, key=_order):
         for k, lane in enumerate(lanes(tracks[track])):
             tid += 1
             more = f" ({k + 1})" if k else ""
-            events += [_named("thread_name", tid, _title(track) + more), _named("thread_sort_index", tid, tid)]
-            events += [_complete(s, tid, origin) for s in lane]
-    events += [{"ph": "C", "pid": 1, "name": s.name, "ts": _us(s.at - origin), "args": {"value": s.value}} for s in timeline.samples]
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": dict(timeline.facts)}
+            yield from (_named("thread_name", pid, tid, _title(track) + more), _named("thread_sort_index", pid, tid, tid))
+            yield from (_complete(s, pid, tid, origin) for s in lane)
 
 
-def _complete(span: Span, tid: int, origin: float) -> dict[str, Any]:
+def _complete(span: Span, pid: int, tid: int, origin: float) -> dict[str, Any]:
     args: dict[str, Any] = {}
     if span.waits_for:
         args = {"for": span.name}
@@ -126,7 +139,7 @@ def _complete(span: Span, tid: int, origin: float) -> dict[str, Any]:
             args["GB/s"] = round(span.nbytes / (span.end - span.start) / 1e9, 3)
     return {
         "ph": "X",
-        "pid": 1,
+        "pid": pid,
         "tid": tid,
         "name": f"wait: {span.waits_for}" if span.waits_for else span.name,
         "cat": "wait" if span.waits_for else span.track.partition(".")[0],
@@ -136,9 +149,9 @@ def _complete(span: Span, tid: int, origin: float) -> dict[str, Any]:
     }
 
 
-def _named(kind: str, tid: int, value: Any) -> dict[str, Any]:
+def _named(kind: str, pid: int, tid: int, value: Any) -> dict[str, Any]:
     key = "sort_index" if kind == "thread_sort_index" else "name"
-    return {"ph": "M", "pid": 1, "tid": tid, "name": kind, "args": {key: value}}
+    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {key: value}}
 
 
 def _us(seconds: float) -> float:

@@ -58,22 +58,31 @@ class _Window(NamedTuple):
     end: float
 
 
+class _Row(NamedTuple):
+    """One track of one rank, and all spans of that."""
+
+    rank: int
+    track: str
+    spans: Sequence[Span]
+
+
 def draw(timeline: Timeline, path: Path) -> None:
-    """Draw ``timeline`` to ``path``: the first passes in one panel, the last one of those, enlarged, in another."""
+    """Draw ``timeline`` to ``path``: the first passes in one panel, the last one of those, enlarged, in another. Ranks are drawn below each
+    other."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
     windows = list(_windows(timeline))
-    rows = [row for row in ROWS if any(s.track == row or (row == SSD and s.part_of) for s in timeline.spans)]
+    each = [[s for s in spans if not s.part_of] + whole_reads(spans) for spans in timeline.each]
+    rows = [_Row(rank, track, spans) for rank, spans in enumerate(each) for track in ROWS if any(s.track == track for s in spans)]
     figure = Figure(figsize=(15, 1.3 + len(windows) * (0.62 * len(rows) + 0.75)), dpi=130, layout="constrained")
     panels = figure.subplots(len(windows), 1, squeeze=False)[:, 0]
-    spans = [s for s in timeline.spans if not s.part_of] + whole_reads(timeline.spans)
     for axes, window in zip(panels, windows, strict=True):
-        _panel(axes, window, rows, spans, timeline.origin)
+        _panel(axes, window, rows, timeline.origin, len(each) > 1)
     panels[-1].set_xlabel("seconds")
-    _legend(figure, spans)
+    _legend(figure, [s for spans in each for s in spans])
     figure.suptitle(timeline.title, fontsize=13, fontweight="bold", x=0.01, ha="left")
     figure.savefig(path)
 
@@ -81,7 +90,7 @@ def draw(timeline: Timeline, path: Path) -> None:
 def _windows(timeline: Timeline) -> Iterator[_Window]:
     passes = sorted((s for s in timeline.spans if s.track == PASS), key=lambda s: s.start)
     if not passes:
-        yield _Window("everything", timeline.origin, max((s.end for s in timeline.spans), default=1.0))
+        yield _Window("everything", timeline.origin, max((s.end for spans in timeline.each for s in spans), default=1.0))
         return
     first = passes[:PASSES]
     shown = first[0].name if len(first) == 1 else f"{first[0].name} to {first[-1].name}"
@@ -90,10 +99,10 @@ def _windows(timeline: Timeline) -> Iterator[_Window]:
         yield _Window(f"{first[-1].name}, enlarged", first[-1].start, first[-1].end)
 
 
-def _panel(axes: Axes, window: _Window, rows: Sequence[str], spans: Sequence[Span], origin: float) -> None:
+def _panel(axes: Axes, window: _Window, rows: Sequence[_Row], origin: float, ranks: bool) -> None:
     length = window.end - window.start
     labels = []
-    for k, row in enumerate(rows):
+    for k, (rank, row, spans) in enumerate(rows):
         mine = [s for s in spans if s.track == row and s.end > window.start and s.start < window.end]
         bottom = len(rows) - 1 - k - HEIGHT / 2
         work, waits = [s for s in mine if not s.waits_for], [s for s in mine if s.waits_for]
@@ -109,7 +118,8 @@ def _panel(axes: Axes, window: _Window, rows: Sequence[str], spans: Sequence[Spa
                 [(start - origin, end - start)], (bottom + (HEIGHT - THIN) / 2, THIN), facecolors=WAITS[span.waits_for], linewidth=0
             )
         share = busy_s(work, window.start, window.end) / length
-        labels.append(ROWS[row] if row == PASS else f"{ROWS[row]}\nbusy {share:.0%}")
+        whose = f"rank {rank}: " if ranks and row != PASS else ""
+        labels.append(ROWS[row] if row == PASS else f"{whose}{ROWS[row]}\nbusy {share:.0%}")
     axes.set_yticks([len(rows) - 1 - k for k in range(len(rows))], labels)
     axes.set_ylim(-0.55, len(rows) - 0.45)
     axes.set_xlim(window.start - origin, window.end - origin)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from penstock.planner.common.timeline.spans import Timeline
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.simulate.lanes.lanes import LINKS
@@ -42,6 +43,10 @@ class DealtTold(Told):
                 times, seconds = found.get(key, (0, 0.0))
                 found[key] = times + count, seconds + waited_s
         return found
+
+    def timeline(self) -> Timeline:
+        """With the spans of each rank."""
+        return replace(super().timeline(), others=tuple(told.acted.record.spans for told in self.others))
 
     def document(self) -> dict[str, Any]:
         """With a row for each rank."""

@@ -49,16 +49,18 @@ class RanksSimulation:
         for together in zip(*passes, strict=True):
             count, each = together[0][0], [one for _, one in together]
             if prompts and not each[0].parts[0].prefill:
-                self._mark_prefill(first.offset_ns - began)
+                self._mark_prefill(began)
                 prompts = False
             act = partial(self._pass, each) if prompts else partial(self._step, each)
             acted_out(count, 0, act, self._stand)
         if prompts:
-            self._mark_prefill(first.offset_ns - began)
+            self._mark_prefill(began)
 
-    def _mark_prefill(self, taken_ns: int) -> None:
+    def _mark_prefill(self, began: int) -> None:
+        first = self._ranks[0].engine.record
+        first.passed("prefill", began)
         for rank in self._ranks:
-            rank.engine.record.prefill_ns.append(taken_ns)
+            rank.engine.record.prefill_ns.append(first.offset_ns - began)
 
     def _step(self, each: Sequence[PartedPass]) -> None:
         first = self._ranks[0].engine.record
@@ -66,6 +68,7 @@ class RanksSimulation:
         self._pass(each)
         for rank in self._ranks:
             rank.engine.record.step_ns.append(first.offset_ns - began)
+        first.passed(f"decode {len(first.step_ns)}", began)
         self._progress(len(first.step_ns), self._steps)
 
     def _pass(self, each: Sequence[PartedPass]) -> None:
