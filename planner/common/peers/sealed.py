@@ -30,8 +30,8 @@ def receive_exactly(sock: socket.socket, nbytes: int, until: float) -> bytes:
         left = until - time.monotonic()
         if left <= 0:
             raise BrokenWords("nothing came in time")
-        sock.settimeout(left)
         try:
+            sock.settimeout(left)  # another thread may have closed it
             part = sock.recv(min(_CHUNK, nbytes - len(found)))
         except TimeoutError as error:
             raise BrokenWords("nothing came in time") from error
@@ -89,8 +89,8 @@ class Sealed:
             left = until - time.monotonic()
             if left <= 0:
                 raise BrokenWords("nothing left in time")
-            self.sock.settimeout(left)
             try:
+                self.sock.settimeout(left)
                 nbytes -= self.sock.send(zeros[: min(_CHUNK, nbytes)])
             except OSError as error:
                 raise BrokenWords(error.strerror or "nothing left in time") from error
@@ -99,8 +99,8 @@ class Sealed:
         """Take what the other side pours."""
         until, room = time.monotonic() + seconds, memoryview(bytearray(min(_CHUNK, nbytes)))
         while nbytes:
-            self.sock.settimeout(max(1e-3, until - time.monotonic()))
             try:
+                self.sock.settimeout(max(1e-3, until - time.monotonic()))
                 got = self.sock.recv_into(room[: min(_CHUNK, nbytes)])
             except OSError as error:
                 raise BrokenWords(error.strerror or "nothing came in time") from error

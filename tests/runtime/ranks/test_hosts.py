@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.peers.sealed import BrokenWords, Words
 from penstock.runtime.company import host_line, meeting_hosts, starting
 from penstock.runtime.company.company import Company, Seat
 from penstock.runtime.company.heart import Heart
@@ -104,6 +105,23 @@ def test_a_host_that_is_gone_is_named_and_one_that_leaves_is_not():
     here._threads[0].join(20)
     assert not heart.told.is_set()
     here.leave()
+
+
+def test_a_host_that_leaves_while_a_thread_begins_to_listen_says_nothing_of_it(monkeypatch):
+    here, there, heart = attached()
+    other = here._others[0]
+    hear = other.way.hear
+
+    def late(seconds: float) -> Words:
+        here.leave()
+        return hear(seconds)
+
+    monkeypatch.setattr(other.way, "hear", late)
+    here._listen(other)
+    with pytest.raises(BrokenWords, match="Bad file descriptor"):
+        hear(1.0)
+    there.leave()
+    assert not heart.told.is_set()
 
 
 def test_a_host_that_says_nothing_any_more_is_lost(monkeypatch):
