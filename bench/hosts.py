@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.held_host import held_drive  # noqa: E402
-from bench.keys import given_of  # noqa: E402
+from bench.keys import given_of, told_keys  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 
 KEYS = ("work", "out", "model", "layers", "steps", "prompt", "drive")
@@ -145,7 +145,7 @@ def main() -> None:
     os.sched_setaffinity(0, every)
     played = Played(bench, profile, given)
     cases = {f"{hosts} hosts": partial(played.rows, hosts) for hosts in (1, 2)}
-    where = machine(profile) | {"cores": len(every), "keys": {k: v for k, v in given.items() if k not in ("work", "out")}} | played.facts()
+    where = machine(profile) | {"cores": len(every), "keys": told_keys(given)} | played.facts()
     run_cases(cases, where, Path(given["out"]) if "out" in given else None)
 
 

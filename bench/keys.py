@@ -9,6 +9,9 @@ from typing import Any
 from penstock.planner.common.errors import UserError, nearest
 from penstock.planner.common.measures import parse_bytes
 
+PLACES = "work", "out", "profile", "llama"
+"""Keys whose values are paths of one machine."""
+
 
 def given_keys(arguments: Iterable[str], known: Collection[str], beside: Collection[str] = ("draw",)) -> dict[str, str]:
     """The arguments by key. All of ``known`` may be there, ``checkpoint`` must; ``beside`` are keys that the command reads itself."""
@@ -25,6 +28,11 @@ def given_of(arguments: Iterable[str], known: Collection[str], beside: Collectio
         if key not in known:
             raise UserError(f"{key}: choose from {', '.join((*beside, *known))}{nearest(key, known)}")
     return given
+
+
+def told_keys(given: Mapping[str, str]) -> dict[str, str]:
+    """What a result says of its command: all but places of the machine."""
+    return {key: value for key, value in given.items() if key not in PLACES}
 
 
 def read_values(given: Mapping[str, str], paths: Iterable[str], sizes: Iterable[str], whole: Mapping[str, int]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
 from bench.hybrid import ALONE, Hybrid  # noqa: E402
-from bench.keys import given_of, read_names  # noqa: E402
+from bench.keys import given_of, read_names, told_keys  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.probed import profile_of  # noqa: E402
 from bench.worker import Trial, Worker, opened, ran  # noqa: E402
@@ -83,7 +83,7 @@ def main() -> None:
     for vram in given.get("vram", "6GiB").split(","):
         hybrid = Hybrid(bench, Worker(LIMIT_S), profile, {"steps": "16", "pairs": "1", **given, "vram": vram})
         groups[vram] = partial(rows, hybrid, vram, cases, int(given.get("rounds", "3")))
-    run_cases(groups, machine(profile) | {"keys": dict(given)}, out)
+    run_cases(groups, machine(profile) | {"keys": told_keys(given)}, out)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import psutil  # noqa: E402
 
 from bench.cases import Row, chosen, run_cases  # noqa: E402
-from bench.keys import given_of  # noqa: E402
+from bench.keys import given_of, told_keys  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.probed import profile_of  # noqa: E402
 
@@ -216,7 +216,7 @@ def main() -> None:
     faults = Faults(bench, given)
     known = {each.__name__: partial(each) for each in (faults.killed, faults.stopped, faults.leader, faults.neighbour, faults.newcomer)}
     cases = chosen(given.get("cases", ",".join(known) if faults.cards else "killed,stopped,leader"), known)
-    run_cases(cases, machine(profile) | {"keys": dict(given)}, Path(given["out"]) if "out" in given else None)
+    run_cases(cases, machine(profile) | {"keys": told_keys(given)}, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench.cases import Row, run_cases  # noqa: E402
-from bench.keys import given_of  # noqa: E402
+from bench.keys import given_of, told_keys  # noqa: E402
 from bench.link import Bench, machine  # noqa: E402
 from bench.moe import favoured  # noqa: E402
 from bench.probed import profile_of  # noqa: E402
@@ -297,7 +297,7 @@ def main() -> None:
     ranks = Ranks(bench, given, profile)
     counts = sorted(given.get("counts", "1,2").split(","), key=int)
     cases = {f"{count} ranks": partial(ranks.rows, int(count)) for count in counts}
-    run_cases(cases, machine(profile) | {"keys": dict(given)}, Path(given["out"]) if "out" in given else None)
+    run_cases(cases, machine(profile) | {"keys": told_keys(given)}, Path(given["out"]) if "out" in given else None)
 
 
 if __name__ == "__main__":

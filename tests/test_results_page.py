@@ -27,6 +27,12 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(RESULTS, tmp_path / "results"))
 
 
+def test_no_result_names_a_place_of_the_machine_that_it_is_of() -> None:
+    files = list(RESULTS.glob("*/*.json"))
+    told = {file.name: re.findall(r'": "(?:/|~)[^"]*"', file.read_text(encoding="utf-8")) for file in files}
+    assert files and {name: places for name, places in told.items() if places} == {}
+
+
 def test_the_page_of_results_is_up_to_date(script: ModuleType) -> None:
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == script.page(), "run `make results`"
 

@@ -38,9 +38,8 @@ class RollingPolicy:
         shrink = False
         if hit:
             self._held.move_to_end(layer)
-        held = self._held.__contains__
-        for candidate in () if all(map(held, window)) else window:
-            if held(candidate):
+        for candidate in window:
+            if candidate in self._held:
                 continue
             if len(self._held) >= self.hwm:
                 shrink = True

@@ -64,13 +64,13 @@ class Turns:
 
     def place(self, number: int) -> tuple[str, int]:
         """(class, slot index) of ``number``."""
-        name = self._class(number)
-        return name, self._ordinal(number) % self._slots[name]
+        name, ordinal = self._seat(number)
+        return name, ordinal % self._slots[name]
 
     def before(self, number: int) -> int | None:
         """The number that had ``number``'s slot last."""
-        name = self._class(number)
-        ordinal = self._ordinal(number) - self._slots[name]
+        name, ordinal = self._seat(number)
+        ordinal -= self._slots[name]
         return None if ordinal < 0 else self._number(name, ordinal)
 
     def may_fetch(self) -> bool:
@@ -97,7 +97,7 @@ class Turns:
 
     def copy(self, number: int) -> None:
         """The copy of ``number``, which was :meth:`next_copy`, is queued."""
-        self._copied[self._class(number)] += 1
+        self._copied[self._seat(number)[0]] += 1
 
     def find(self, there: Callable[[int], bool]) -> list[int]:
         """Between passes: numbers of the next one that are ``there`` already, though nobody copied them here; they count as copied. Of each
@@ -112,9 +112,8 @@ class Turns:
 
     def is_copied(self, number: int) -> bool:
         """Whether its copy was queued, or it was found."""
-        passes, i = divmod(number, len(self._classes))
-        name = self._classes[i]
-        return passes * len(self._members[name]) + self._rank[i] < self._copied[name]
+        name, ordinal = self._seat(number)
+        return ordinal < self._copied[name]
 
     def may_enter(self) -> bool:
         """The next unit's copy was queued, so its kernels may be issued behind it."""
@@ -130,13 +129,11 @@ class Turns:
         """Whether compute has left the unit of class ``name`` that has so many of its class before it; less than 0 stands for none."""
         return ordinal < 0 or self._number(name, ordinal) + self._keep < self.left
 
-    def _class(self, number: int) -> str:
-        return self._classes[number % len(self._classes)]
-
-    def _ordinal(self, number: int) -> int:
-        """How many of its class came before ``number``."""
+    def _seat(self, number: int) -> tuple[str, int]:
+        """The class of ``number``, and how many of that came before it."""
         passes, i = divmod(number, len(self._classes))
-        return passes * len(self._members[self._classes[i]]) + self._rank[i]
+        name = self._classes[i]
+        return name, passes * len(self._members[name]) + self._rank[i]
 
     def _number(self, name: str, ordinal: int) -> int:
         """The number of class ``name`` that has so many of its class before it."""

@@ -23,6 +23,8 @@ from tests.cli import HANGS_S, ROOT, lazily, refusal
 from tests.runtime.serve.fake_motor import KEY
 
 openai = lazily("openai")
+CODE = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
+"""`runtime`, as a process of this tree."""
 WRONG = [
     (("host=0.0.0.0",), "host=0.0.0.0: others reach this address; set keys=FILE"),
     (("host=::",), "others reach this address"),
@@ -67,18 +69,16 @@ def test_without_the_extra_the_command_that_installs_it_is_named(desk: Path, mon
 
 
 def test_an_option_that_the_template_does_not_have_ends_the_start(desk: Path) -> None:
-    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "plan=plan.yaml", "port=0", "template.enable_thinkng=false"]
+    command = [sys.executable, "-c", CODE, "serve", "plan=plan.yaml", "port=0", "template.enable_thinkng=false"]
     ended = subprocess.run(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=HANGS_S)
     assert ended.returncode == 2 and "Traceback" not in ended.stderr
     assert "template.enable_thinkng: the model's chat template has no such option; leave it out" in ended.stderr.splitlines()[-1]
 
 
 @contextmanager
-def serving(desk: Path, *typed: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(desk: Path, *typed: str, plan: str = "plan.yaml") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`runtime serve` in ``desk``, and its address once it is ready."""
-    code = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "plan=plan.yaml", "port=0", *typed]
+    command = [sys.executable, "-c", CODE, "serve", f"plan={plan}", "port=0", *typed]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
     try:

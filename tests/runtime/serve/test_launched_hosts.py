@@ -1,4 +1,4 @@
-"""A server whose ranks a launcher started, on two hosts: processes as torchrun starts them, of which one serves."""
+"""A server and a conversation on two hosts, whose ranks a launcher started: processes as torchrun starts them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import psutil
 import pytest
 
 from tests.cli import HANGS_S, ROOT, command
-from tests.runtime.serve.test_serve_verb import wait_ready
+from tests.runtime.serve.test_serve_verb import CODE, serving, wait_ready
 
-CODE = "import sys; sys.argv[0] = 'runtime'; from penstock.runtime.cli import main; main()"
 MACHINE = "hardware=cpu", "hardware.cpu.cores=1", "hardware.hosts=2", "hardware.network.gbps=1.25", "ranks=2"
 WORK = "workload=serve", "workload.clients=2", "workload.prompt_tokens=32", "workload.new_tokens=16", "workload.context_tokens=0"
+
+TALK = "workload.prompt_tokens=32", "workload.new_tokens=16", "workload.context_tokens=256"
 
 
 def ports() -> tuple[int, int]:
@@ -93,22 +94,8 @@ def test_two_hosts_serve_what_one_does_and_drain_by_the_launchers_signal(desk: P
         assert not psutil.wait_procs(children, HANGS_S)[1]
     alone = command("planner", "solve", "hardware=cpu", "ranks=1", "model=hf", "model.checkpoint=model", *WORK, "out=one.yaml", cwd=desk)
     assert alone.returncode == 0, alone.stderr
-    with single(desk, "plan=one.yaml") as url:
+    with serving(desk, plan="one.yaml") as (_, url):
         assert reply(url) == pytest.approx(both, abs=1e-4)
-
-
-@contextmanager
-def single(desk: Path, *typed: str) -> Iterator[str]:
-    program = [sys.executable, "-c", CODE, "serve", "port=0", *typed]
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(program, cwd=desk, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)  # type: ignore[call-overload]
-    try:
-        url = process.stderr.readline().partition("listening on ")[2].partition(";")[0]
-        wait_ready(url)
-        yield url
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_host_that_is_lost_ends_the_server_which_says_so_and_starts_no_engine_anew(desk: Path, plan: str) -> None:
@@ -119,3 +106,21 @@ def test_a_host_that_is_lost_ends_the_server_which_says_so_and_starts_no_engine_
         assert front.returncode == 2 and "(rank 1) was lost" in complaint and "started anew" not in complaint
         assert complaint.splitlines()[-1].endswith("its ranks were started by a launcher: start all of them again")
         assert not psutil.wait_procs(children, HANGS_S)[1]
+
+
+def test_two_hosts_chat_until_standard_input_ends(desk: Path) -> None:
+    done = command("planner", "solve", *MACHINE, "model=hf", "model.checkpoint=model", *TALK, "out=talk.yaml", cwd=desk)
+    assert done.returncode == 0, done.stderr
+    port, _ = ports()
+    program = [sys.executable, "-c", CODE, "chat", "plan=talk.yaml", "temperature=0", "max_new_tokens=6"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ranks = [subprocess.Popen(program, cwd=desk, env=seat(rank, port), **pipes) for rank in range(2)]  # type: ignore[call-overload]
+    try:
+        said, complaint = ranks[0].communicate("hello\nagain\n", timeout=HANGS_S)
+        assert ranks[0].returncode == 0, complaint
+        assert json.loads(said.splitlines()[-1])["turns"] == 2
+        assert ranks[1].communicate(timeout=HANGS_S)[0] == "" and ranks[1].returncode == 0
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
