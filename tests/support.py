@@ -268,6 +268,9 @@ class HostCopier:
         while int(flag[0]) < value:
             time.sleep(1e-5)
 
+    def compute_writes(self, flag: torch.Tensor, value: int) -> None:
+        flag[0] = value
+
     def host_waits(self, event: float) -> None:
         pass
 

@@ -77,6 +77,8 @@ class SimulatedEngine:
         self._kv: HostKv | CardKv | AttendedKv | None = None
         self._kv_layers: frozenset[int] = frozenset()
         self._acted = 0
+        self._ahead_ns = 0
+        """For so long the interpreter could launch ahead while the CPU attended."""
         self.least_ns = 0
         """Of the pass that is over: until then nothing goes on behind it."""
         self.idle_ns = 0
@@ -125,6 +127,7 @@ class SimulatedEngine:
 
     def begin_pass(self, each: Pass) -> Totals:
         """What the lanes have done so far."""
+        self._ahead_ns = 0
         before = {track: (lane.busy_ns, lane.nbytes) for track, lane in self.lanes.of.items()}
         self._feed = (None if each.prefill else self._step_feed) or self._launched_feed
         if self._walk is not None:
@@ -179,10 +182,12 @@ class SimulatedEngine:
             length_ns = each.unit_ns[at]
             if self.routed is not None:
                 length_ns -= self.routed.hidden(each.unit_issued_ns[at])
+            length_ns -= self._launched_before(each.unit_issued_ns[at])
             yield lanes.do(COMPUTE, Work((unit.kind, unit.layer), str(unit), 0, lambda: None), length_ns)
         if isinstance(kv, AttendedKv) and unit.layer in kv.attended:
-            work, length_ns = kv.work(unit.layer)
+            (work, length_ns), since = kv.work(unit.layer), lanes.now
             yield from self._wait_beside(lanes.do(CPU, work, length_ns), work.name)
+            self._ahead_ns += lanes.now - since
         if unit.kind == "ffn" and self.routed is not None:
             yield from self.routed.visit(each, self._plan.model.number_of(unit.layer))
         if last:
@@ -190,6 +195,12 @@ class SimulatedEngine:
         if kv is not None:
             kv.leave(unit.layer)
         self.settle()
+
+    def _launched_before(self, issued_ns: int) -> int:
+        """Of what launching a unit takes, what was launched meanwhile."""
+        hidden_ns = min(self._ahead_ns, issued_ns)
+        self._ahead_ns -= hidden_ns
+        return hidden_ns
 
     def _ask_head(self) -> None:
         """The CPU begins with its blocks of the LM head, while the card computes its own."""

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from penstock.planner.common.errors import UserError
 
-VERSION = 11
+VERSION = 12
 """``PRODUCTS_VERSION`` of products.h."""
 MOST_PARTS = 5
 """Of a matrix."""
@@ -70,6 +70,7 @@ class CAttend(ctypes.Structure):
         ("scaling", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("tokens", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("new_keys", "new_values", "places")),
     ]
 
 
@@ -106,6 +107,7 @@ def products_library() -> ctypes.CDLL:
         ("pool_open", address, [number, numbers, number, number, number]),
         ("pool_do", number, [address, unit, number, address, address]),
         ("pool_attend", number, [address, ctypes.POINTER(CAttend)]),
+        ("pool_attend_asked", number, [address, ctypes.POINTER(CAttend), address, address, number, address]),
         ("pool_start", number, [address, unit, number, address, address, address, number]),
         ("pool_wait", None, [address, number]),
         ("pool_step", number, [address, address, number]),

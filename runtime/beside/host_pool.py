@@ -134,6 +134,15 @@ class HostPool:
         if self._library.pool_attend(self._open, asked) < 0:
             raise MemoryError(_NO_SCRATCH)
 
+    def attend_asked(self, asked: CAttend, ask: int, done: int, turn: int, times: int) -> None:
+        """The same once the 32 bits at address ``ask`` are ``turn`` or later, which a card writes; returns at once. Behind the results
+        those at ``done`` become ``turn``, and two int64 at ``times`` its begin and end, ns of ``perf_counter``. What it reads and writes
+        must stay until then. A pool that is closed lets go of what was not asked for, and says that it is done."""
+        if self.joined:
+            raise ValueError("nothing is asked of a pool whose caller computes, too")
+        if self._library.pool_attend_asked(self._open, asked, ask, done, turn, times) < 0:
+            raise MemoryError(_NO_SCRATCH)
+
     def read(self, memory: torch.Tensor) -> None:
         """Bring whole pages of 4096 bytes of ``memory`` into registers, and no more: the most that these threads get of it."""
         seen = ctypes.c_uint64()

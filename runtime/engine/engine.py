@@ -258,6 +258,7 @@ class Engine:
 
     def _settle(self) -> None:
         self.stream.settle()
+        self.outside.book()
         if self._handed is not None:
             self._handed.settle()
         self.recording.settle()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, DriverCalls, wait_for_value
+from penstock.runtime.memory.bare_copies import BareCopies, BareEvent, DriverCalls, wait_for_value, write_value
 from penstock.runtime.memory.card_events import CardEvent, CardEvents, HostPoint
 from penstock.runtime.memory.pieces import Segment
 
@@ -87,6 +87,10 @@ class CopyDevice(Protocol):
 
     def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
         """Kernels issued from now on begin once the first number of page-locked ``flag`` (int32) is ``value`` or more."""
+
+    def compute_writes(self, flag: torch.Tensor, value: int) -> None:
+        """Behind the kernels issued so far the first number of page-locked ``flag`` (int32) becomes ``value``, which everybody sees by
+        then."""
 
     def host_waits(self, event: Event) -> None:
         """Block the calling thread until ``event`` has happened."""
@@ -209,6 +213,9 @@ class CudaDevice:
 
     def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
         wait_for_value(self._compute.cuda_stream, flag.data_ptr(), value)
+
+    def compute_writes(self, flag: torch.Tensor, value: int) -> None:
+        write_value(self._compute.cuda_stream, flag.data_ptr(), value)
 
     def host_waits(self, event: CardEvent | HostPoint) -> None:
         event.wait()

@@ -9,6 +9,7 @@ from itertools import cycle
 import torch
 
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_serve import flags
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits
 from penstock.runtime.kv.attention.paged_host import HostKernel
 from penstock.runtime.kv.batch.token_shape import Pair
@@ -17,8 +18,10 @@ from penstock.runtime.timed.copies import Copying
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
 ATTENDED = 16, 8192
 """Sequences, and tokens of each, whose attention is timed."""
-LEAST = 3
-"""Layers that are attended to at least."""
+AT_ONCE = 4
+"""Layers that are asked for at once."""
+LOOK_S = 1e-4
+"""From one look for their end to the next."""
 
 
 class KvLayers:
@@ -37,26 +40,32 @@ class KvLayers:
         states = memory[: count * layer].view(one.dtype).view(count, 2, pool, *one.shape)
         states.copy_(one)
         self.held: list[Pair] = [(keys, values) for keys, values in states]
+        self._turn = cycle(self.held)
         each = torch.ones(sequences, dtype=torch.long)
         table = torch.randperm(sequences * pages).view(sequences, pages)
         self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)
         self.query = torch.randn(sequences, HEADS, DIM, dtype=torch.bfloat16)
 
-    def attend(self, pool: HostPool) -> Callable[[], object]:
-        """One token of each sequence over the next layer at every call."""
-        kernel, turn, out = HostKernel(pool), cycle(self.held), torch.empty_like(self.query)
-        traits = Traits(DIM**-0.5, None, None, None, None)
-        return lambda: kernel.attend(self.query, next(turn), self.tables, traits, out)
-
     def attention_gbps(self, pool: HostPool, seconds: float) -> float:
-        """K and V read a second."""
-        attend = self.attend(pool)
-        attend()
-        done, begun = 0, time.perf_counter()
-        while done < LEAST or time.perf_counter() < begun + seconds:
-            attend()
-            done += 1
-        return done * self.nbytes / 1e9 / (time.perf_counter() - begun)
+        """K and V read a second by one token of each sequence. Layers are asked for as a card asks in steps, a few at once: whoever calls
+        sleeps meanwhile, and takes no core."""
+        self._nanoseconds(pool)
+        took_ns, begun = [self._nanoseconds(pool)], time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            took_ns.append(self._nanoseconds(pool))
+        return len(took_ns) * AT_ONCE * self.nbytes / sum(took_ns)
+
+    def _nanoseconds(self, pool: HostPool) -> int:
+        """Of the threads, for the next layers."""
+        kernel, traits, out = HostKernel(pool), Traits(DIM**-0.5, None, None, None, None), torch.empty_like(self.query)
+        ask, done, times = *flags(2), torch.zeros(AT_ONCE, 2, dtype=torch.int64)
+        ask[0] = AT_ONCE
+        for turn, own in enumerate(times, 1):
+            asked = kernel.asked(self.query, next(self._turn), self.tables, traits, out)
+            pool.attend_asked(asked, ask.data_ptr(), done.data_ptr(), turn, own.data_ptr())
+        while int(done[0]) != AT_ONCE:
+            time.sleep(LOOK_S)
+        return int((times[:, 1] - times[:, 0]).sum())
 
 
 def attention(

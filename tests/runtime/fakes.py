@@ -134,6 +134,9 @@ class FakeDevice:
     def compute_waits_for(self, flag: torch.Tensor, value: int) -> None:
         self._queues["compute"].append(_Wait(FlagEvent(flag, value)))
 
+    def compute_writes(self, flag: torch.Tensor, value: int) -> None:
+        self._queues["compute"].append(lambda: flag[:1].fill_(value))
+
     def host_waits(self, event: FakeEvent) -> None:
         assert not self.on_compute_path, "compute waited for the device on the host"
         while event.at is None:

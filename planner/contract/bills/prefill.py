@@ -41,6 +41,8 @@ class Moved:
     """All KV that lies outside the device, at its sequences' end."""
     step_kv: KvPrice
     """The same in a decode step: the CPU attends to some of it where it lies."""
+    attended_s: float
+    """Seconds of the CPU for that."""
     kv_ssd_bytes: int
     kv_h2d_bytes: int
     """0 without a GPU."""
@@ -92,7 +94,7 @@ class Moved:
         outside = round(sum(layers.values()) * layer) if gpu else 0
         head = table.copied(placement.head_block_bytes) * placement.head.count(Tier.dram) if gpu else Price()
         step, host = units, placement.host_units if decisions.weights.host.compute(decisions.batch) else ()
-        step_kv, on_host = kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
+        attended_s, step_kv, on_host = 0.0, kv_price, min(round(layers[Tier.dram]), kv.host_layers) if gpu and hardware.host else 0
         if host or on_host:
             beside = Beside.of(hardware, model, decisions.batch, decisions.weights.forms, reads_layers(placement))
             beside = beside.attends if on_host else beside
@@ -100,6 +102,7 @@ class Moved:
         if on_host:
             step += beside.hop * on_host
             step_kv = beside.attending(kv_price, table.kv(layer, Tier.dram), layer, on_host)
+            attended_s = on_host * beside.attended(layer).of(Resource.cpu)
         coming = placement.step_units if host else placement.streamed_units
         streamed, step_streamed = (Counter(UnitKind(unit.kind) for unit in these) for these in (placement.streamed_units, coming))
         return cls(
@@ -108,6 +111,7 @@ class Moved:
             head=head,
             kv=kv_price,
             step_kv=step_kv,
+            attended_s=attended_s,
             kv_ssd_bytes=round(layers[Tier.ssd] * layer),
             kv_h2d_bytes=outside,
             step_kv_h2d_bytes=outside - on_host * layer,
@@ -177,7 +181,8 @@ class Prefill:
         """Of one decode step behind it, as if its experts were known before their routers."""
         d = self.decisions
         phase = decode_phase(self.hardware, self.model, self.workload, d.batch, d.weights.head_blocks, d.weights.forms)
-        return self._bill(phase, self.moved.each_step(self._missed(phase)), self.moved.step_kv, self.moved.step_streamed)
+        bill = self._bill(phase, self.moved.each_step(self._missed(phase)), self.moved.step_kv, self.moved.step_streamed)
+        return bill + Price(alongside=min(phase.launches.of(Resource.card), phase.kv_read * self.moved.attended_s))
 
     def seconds(self, start: int = 0) -> float:
         """Of the slowest resource, and of what no resource explains in each pass."""

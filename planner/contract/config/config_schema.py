@@ -140,8 +140,9 @@ class HostConfig:
     h2d_beside_attention: Annotated[float, SHARE_IF_MEASURED] = 0.0
     """`h2d_beside` while the CPU attends; 0: not measured, so it is taken to be that beside products."""
     attention_hop_s: Annotated[float, SECONDS] = 1e-4
-    """Seconds from the GPU to the CPU and back, of one layer's attention. The default is derived: a thread that sleeps on an event (20
-    microseconds), copies of the new rows (20), the GPU's wait for a flag (5), and as much again for a busy interpreter."""
+    """Seconds from the GPU to the CPU and back, of one layer's attention, or of a unit that the interpreter hands over. The default is
+    derived: a thread that sleeps on an event (20 microseconds), copies of the new rows (20), the GPU's wait for a flag (5), and as much
+    again for a busy interpreter."""
     format_threads: dict[str, int] = field(default_factory=dict)
     """Format of weights -> threads that multiply by it, where more pay than `threads`: arithmetic binds it and not the bus."""
     ahead_bytes: Annotated[int, Bounds(0, 1 << 30)] = 0

@@ -19,6 +19,9 @@ While the card computes, the CPU's threads read ahead of the next unit's rows. W
 a unit is sooner done by it, up to what card and hop take between two units at least. So much of the CPU's time lies alongside the card's,
 and the chain is shorter by it. It is so of one rank's recorded steps, where the product goes as fast as memory gives its bytes.
 
+A step in which the CPU attends is launched kernel by kernel, too. The card asks for attention by a word, so the interpreter launches ahead
+meanwhile: up to all that launching takes beyond the kernels, the chain is shorter by the CPU's seconds.
+
 Where each pass of one rank reads layers from the SSD, its step is launched kernel by kernel: the interpreter launches nothing while it
 waits for the CPU, so launches and units follow each other. What CPU, link and drive together move beyond the bus holds up the CPU and
 the link for as long as the drive reads: the S bytes that it reads at s add to both rows

@@ -107,7 +107,8 @@ class Price:
     nothing where that is less than 0."""
     alongside: Amount = 0
     """Of the CPU's seconds, those that the card does not wait for in turn: of experts, whose visits have a law of their own,
-    ``penstock.planner.contract.bills.routed``, and those in which threads read ahead of a unit."""
+    ``penstock.planner.contract.bills.routed``, those in which threads read ahead of a unit, and those of attention in which the
+    interpreter launches what comes behind."""
 
     def __add__(self, other: Price) -> Price:
         seconds, nbytes = _sum(self.seconds, other.seconds), _sum(self.nbytes, other.nbytes)

@@ -198,6 +198,7 @@ class Formulation(LinearProgram):
         of_step = self.host.streamed(streamed)
         kv_of_step = self._step_kv(kv)
         step = phase.bill(self._step_units(units, most_units) + self.experts.each_step(), kv_of_step, far, of_step, launched)
+        step += self.attention.launched_ahead(phase) if self.attention.most else NOTHING
         self._lasts(self.decode_t, step)
         self.ring.lasts(self.decode_t, step_phase, step, of_step, ticks)
         streamed_t = units.of(Resource.h2d) + phase.kv_read * kv_of_step.read.of(Resource.h2d)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pulp
 
+from penstock.planner.contract.bills.phase import Phase
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.on_cpu import no_host_attention
 from penstock.planner.contract.prices.price import Amount, Price, Resource
@@ -47,6 +48,14 @@ class HostKvTerms:
         read = kv.read.without(Resource.h2d) + Price({Resource.h2d: copies_t}) + attended * (self.count * self._ticks_per_s)
         waits = self._waits("kv", copies_t, 0.0, self.most * max(layer_t for _, layer_t in each_t))
         return KvPrice(read + waits, kv.back, kv.written)
+
+    def launched_ahead(self, phase: Phase) -> Price:
+        """What the interpreter launches of a step, ``phase`` in ticks, while the CPU attends."""
+        ahead_t = self._program.amount("kv_host_launches_t")
+        self._program.add(ahead_t <= phase.launches.of(Resource.card))
+        each_t = self._beside.attended(self._layer_bytes).of(Resource.cpu) * self._ticks_per_s
+        self._program.add(ahead_t <= self.count * each_t * phase.kv_read)
+        return Price(alongside=ahead_t)
 
     @property
     def _beside(self) -> Beside:

@@ -278,6 +278,19 @@ static phase_fn merge_at(int level)
     return level >= LEVEL_AVX512 ? X86(merge_avx512) : level >= LEVEL_AVX2 ? X86(merge_avx2) : merge_portable;
 }
 
+/* Items are tokens: their new K and V to their places. */
+static void write_items(const void *given, int64_t first, int64_t last)
+{
+    const struct attend *a = given;
+    const size_t key = (size_t)a->key_dim * sizeof *a->keys, value = (size_t)a->value_dim * sizeof *a->values;
+    for (int64_t token = first; token < last; token++)
+        for (int64_t head = 0; head < a->kv_heads; head++) {
+            const int64_t at = a->places[token], from = token * a->kv_heads + head;
+            memcpy((uint16_t *)a->keys + at * a->k_token + head * a->k_head, a->new_keys + from * a->key_dim, key);
+            memcpy((uint16_t *)a->values + at * a->v_token + head * a->v_head, a->new_values + from * a->value_dim, value);
+        }
+}
+
 int attend_part(const struct team *team, int64_t me, const struct attend *a, void *scratch, struct progress *progress)
 {
     const int64_t tokens = a->tokens, spans = spans_of(a), places = tokens * a->heads * spans;
@@ -285,6 +298,11 @@ int attend_part(const struct team *team, int64_t me, const struct attend *a, voi
     const struct attending work = {a, {memory + 2 * places, memory, memory + places}, spans, team->level};
     const int64_t items = tokens * a->kv_heads * spans, merged = tokens * a->heads;
     const struct phase attending = {items, 1, 0, attend_at(team->level)}, merging = {merged, 4, 0, merge_at(team->level)};
+    if (a->new_keys) {
+        const struct phase writing = {tokens, 1, 0, write_items};
+        do_phase(a, team, me, progress, 2, &writing);
+        wait_for_phase(progress, 2, tokens, NULL);
+    }
     do_phase(&work, team, me, progress, 0, &attending);
     wait_for_phase(progress, 0, items, NULL);
     const int last = do_phase(&work, team, me, progress, 1, &merging);

@@ -20,6 +20,8 @@ struct attend {
     int64_t table_row, page_tokens, window, most_keys;
     float scaling, softcap;
     int64_t tokens; /* of all rows, by tokens_of: a thread that comes late must not look at the tables */
+    const uint16_t *new_keys, *new_values; /* [tokens][kv_heads][dim], side by side, which go to places[token] first; NULL for none */
+    const int64_t *places;
 };
 
 int64_t tokens_of(const struct attend *a);

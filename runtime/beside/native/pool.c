@@ -1,6 +1,7 @@
 /* Threads pinned to cores that do units in the order they were posted. They spin while a job is near, and sleep otherwise. */
 #define _GNU_SOURCE
 #include "attend.h"
+#include "looks.h"
 #include "served.h"
 
 #include <pthread.h>
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { JOBS = 64 };
+enum { JOBS = 64, LET_GO = -1 };
 
 struct pool;
 
@@ -23,9 +24,11 @@ struct job {
     int64_t rows;
     const uint16_t *x;
     uint16_t *y;
+    const uint32_t *ask;   /* the job begins when this word is `value` or later; NULL: at once */
     uint32_t *flag, value; /* written when y is, for a card that waits; NULL for none */
+    int64_t *times;        /* its begin and end, ns, are written here; NULL for nobody */
     struct scratch scratch;
-    int64_t begun, left; /* ns; threads that have still to leave it */
+    int64_t begun, left; /* ns, or LET_GO; threads that have still to leave it */
     int32_t done;
     struct progress own;
 };
@@ -33,7 +36,7 @@ struct job {
 struct pool {
     struct team team;
     int64_t posted, busy_ns, bytes, near_until, made_at_most;
-    int32_t stopped;
+    int32_t stopped, letting_go;
     int64_t pinned, made;
     void *scratch;
     int64_t scratch_bytes;
@@ -85,9 +88,14 @@ static void finish(struct pool *pool, struct job *job)
         took += job->served->units[i].ended - job->served->units[i].begun;
         bytes += job->served->units[i].unit.bytes;
     }
-    if (!job->served) {
-        took = now_ns() - job->begun;
+    const int64_t now = now_ns(), begun = __atomic_load_n(&job->begun, __ATOMIC_ACQUIRE);
+    if (!job->served && begun != LET_GO) {
+        took = now - begun;
         bytes = job->unit.bytes;
+        if (job->times) {
+            job->times[0] = begun;
+            __atomic_store_n(&job->times[1], now, __ATOMIC_RELEASE);
+        }
     }
     if (job->flag)
         __atomic_store_n(job->flag, job->value, __ATOMIC_RELEASE);
@@ -99,13 +107,32 @@ static void finish(struct pool *pool, struct job *job)
     pthread_mutex_unlock(&pool->lock);
 }
 
+/* Until a card asks for the job. 0 where the pool is closed, and nobody will. */
+static int await_ask(const struct pool *pool, const struct job *job)
+{
+    for (struct looks looks = {0}; (int32_t)(__atomic_load_n(job->ask, __ATOMIC_ACQUIRE) - job->value) < 0; look_again(&looks))
+        if (__atomic_load_n(&pool->letting_go, __ATOMIC_RELAXED))
+            return 0;
+    return 1;
+}
+
+/* The job begins, or goes on. 0 where it was let go of: a card that waits for it is told that it is done. */
+static int begin(struct pool *pool, struct job *job)
+{
+    const int asked = !job->ask || await_ask(pool, job);
+    int64_t begun = 0;
+    const int first = __atomic_compare_exchange_n(&job->begun, &begun, asked ? now_ns() : LET_GO, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    if (!asked && first)
+        finish(pool, job);
+    return asked && begun != LET_GO;
+}
+
 /* Takes part in a job until it is done, as thread `me`. */
 static void join(struct pool *pool, int64_t me, struct job *job)
 {
-    int64_t none = 0;
     int last;
-    if (!__atomic_load_n(&job->begun, __ATOMIC_RELAXED))
-        __atomic_compare_exchange_n(&job->begun, &none, now_ns(), 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
+    if (!begin(pool, job))
+        return;
     if (job->served)
         last = served_live(&pool->team, me, job->served, job->first, job->past);
     else if (job->attend.rows)
@@ -293,20 +320,44 @@ int64_t pool_do(struct pool *pool, const struct unit *unit, int64_t rows, const 
     return failed ? -1 : 0;
 }
 
-/* Attention, done like pool_do. */
-int64_t pool_attend(struct pool *pool, const struct attend *given)
+/* The slot of the next job, which is attention; NULL without memory. */
+static struct job *next_attention(struct pool *pool, const struct attend *given)
 {
     struct attend attend = *given;
     attend.tokens = tokens_of(given);
+    if (reserve(pool, attend_bytes(&attend)))
+        return NULL;
+    struct job *job = next_slot(pool);
+    job->attend = attend;
+    return job;
+}
+
+/* Attention, done like pool_do. */
+int64_t pool_attend(struct pool *pool, const struct attend *given)
+{
     pthread_mutex_lock(&pool->posting);
-    int failed = reserve(pool, attend_bytes(&attend));
-    if (!failed) {
-        struct job *job = next_slot(pool);
-        job->attend = attend;
+    struct job *job = next_attention(pool, given);
+    if (job)
         post_and_join(pool, job);
+    pthread_mutex_unlock(&pool->posting);
+    return job ? 0 : -1;
+}
+
+/* Attention, begun when *ask is `value` or later; behind it *flag = value, and times are its begin and end. What it reads and writes must stay
+ * until then. 0, or -1 without memory: nothing is begun. */
+int64_t pool_attend_asked(struct pool *pool, const struct attend *given, const uint32_t *ask, uint32_t *flag, int64_t value, int64_t *times)
+{
+    pthread_mutex_lock(&pool->posting);
+    struct job *job = next_attention(pool, given);
+    if (job) {
+        job->ask = ask;
+        job->flag = flag;
+        job->value = (uint32_t)value;
+        job->times = times;
+        post(pool);
     }
     pthread_mutex_unlock(&pool->posting);
-    return failed ? -1 : 0;
+    return job ? 0 : -1;
 }
 
 void pool_ready(struct pool *pool, struct served *served, int64_t rows)
@@ -397,9 +448,10 @@ void pool_tell(struct pool *pool, int64_t *told)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* After the jobs that were posted. */
+/* After the jobs that were posted, but for those that a card has not asked for. */
 void pool_close(struct pool *pool)
 {
+    __atomic_store_n(&pool->letting_go, 1, __ATOMIC_RELEASE);
     pool_rest(pool);
     end_threads(pool);
     free(pool->scratch);

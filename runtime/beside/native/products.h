@@ -5,7 +5,7 @@
 #include "../../formats/native/floats.h"
 
 /* Of every function that Python calls; host_library.py names the same number. Raised when one gets other arguments. */
-#define PRODUCTS_VERSION 11
+#define PRODUCTS_VERSION 12
 
 /* One a stored format; product_table.c names each, and each has a file product_KIND.c. */
 enum matrix_kind {

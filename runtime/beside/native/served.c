@@ -2,13 +2,9 @@
  * words near[i], the card sets them some time before; whoever begins a step clears them. */
 #define _GNU_SOURCE
 #include "served.h"
+#include "looks.h"
 
 #include <stdlib.h>
-#include <time.h>
-
-enum { SPIN_NS = 20000000, NAP_NS = 50000, LOOKS = 64 };
-
-int64_t now_ns(void);
 
 struct served *served_open(int64_t count, const struct unit *units, int64_t rows, int32_t *ask, int32_t *done, int32_t *near,
                            const uint16_t *x, uint16_t *y, const int64_t *at)
@@ -66,8 +62,7 @@ void served_ready(struct served *served, int64_t rows)
 static int await_unit(struct served *served, int64_t i, struct ahead *ahead)
 {
     const int32_t *ask = &served->ask[i * FLAG_WORDS];
-    int64_t since = 0;
-    for (int64_t looks = 1;; looks++) {
+    for (struct looks looks = {0};;) {
         int64_t front = __atomic_load_n(&served->front, __ATOMIC_ACQUIRE);
         if (front > i)
             return 1;
@@ -78,15 +73,8 @@ static int await_unit(struct served *served, int64_t i, struct ahead *ahead)
         }
         if (__atomic_load_n(&served->stopped, __ATOMIC_RELAXED))
             return 0;
-        if (read_ahead(ahead))
-            continue;
-        relax();
-        if (looks % LOOKS)
-            continue;
-        int64_t now = now_ns();
-        since = since ? since : now;
-        if (now - since > SPIN_NS) /* whoever asks is late: others may have the core */
-            nanosleep(&(struct timespec){0, NAP_NS}, NULL);
+        if (!read_ahead(ahead))
+            look_again(&looks);
     }
 }
 

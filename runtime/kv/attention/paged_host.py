@@ -30,6 +30,10 @@ class HostKernel:
         return plain and fitting and heads == value_heads and query.shape[1] % heads == 0
 
     def attend(self, query: torch.Tensor, held: Pair, tables: PageTables, traits: Traits, out: torch.Tensor) -> None:
+        self._pool.attend(self.asked(query, held, tables, traits, out))
+
+    def asked(self, query: torch.Tensor, held: Pair, tables: PageTables, traits: Traits, out: torch.Tensor) -> CAttend:
+        """What :meth:`attend` asks the pool for; its tensors are the caller's to keep."""
         keys, values = held
         sinks, slopes = (None if part is None else part.float().contiguous() for part in (traits.sinks, traits.slopes))
         parts = (query, keys, values, out, tables.firsts, tables.starts, tables.counts, tables.pages, sinks, slopes)
@@ -37,7 +41,7 @@ class HostKernel:
         steps = (step for states in (query, keys, values, out) for step in states.stride()[:2])
         at = (tables.pages.stride(0), tables.page_tokens, traits.window or 0, tables.most_keys)
         addresses = (None if part is None else part.data_ptr() for part in parts)
-        self._pool.attend(CAttend(*addresses, *sizes, *steps, *at, traits.scaling, traits.softcap or 0.0, 0))
+        return CAttend(*addresses, *sizes, *steps, *at, traits.scaling, traits.softcap or 0.0)
 
     def write(self, held: Pair, new: Pair, slots: torch.Tensor) -> bool:
         """False: torch copies them."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 
 from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.policy.schedule_choice import ScheduleChoice
 from penstock.runtime.beside.host_pool import HostPool
+from penstock.runtime.beside.host_serve import FLAG_WORDS
 from penstock.runtime.kv.attention.layer_views import LayerViews
 from penstock.runtime.kv.attention.page_tables import PageTables, Traits, slots_of
 from penstock.runtime.kv.attention.paged_host import HostKernel
@@ -21,6 +25,7 @@ from penstock.runtime.moving.ledger import Ledger
 
 WARMING = 2
 """Steps behind a prompt that have begun before one is judged."""
+_HALF = 2**31
 
 
 class Mapped:
@@ -40,13 +45,21 @@ class Rows:
         self.query, self.key, self.value, self.out = (Mapped((rows, *size), device, locked) for size in sizes)
 
 
+class Attended(NamedTuple):
+    """A layer that threads attend to, or did: ``times`` [2], int64, ns, are its begin and end, 0 before. ``kept`` is what they read."""
+
+    layer: int
+    nbytes: int
+    times: torch.Tensor
+    kept: tuple[object, ...]
+
+
 class HostAttention:
     """Attends to ``regions``, the KV of some layers, in passes in which each of at most ``rows`` rows decodes one token.
 
     Kernels write queries and new K and V into page-locked memory, and read results there: a small copy would queue behind those of other
-    layers. The host waits for the rows, puts new ones to their places, has ``pool`` attend, and goes on to launch. So nothing that the card
-    waits for needs the interpreter: a launch may hold that until the card is idle. Sums are F32, where the card's kernel rounds weights to
-    BF16.
+    layers. Two words order both sides. The card writes the one when rows are there, for which ``pool``'s threads look, and waits until they
+    have written the other. So the host launches what comes behind while the CPU attends, on a core that those threads leave.
 
     Costs rows * (2 * query width + 2 * KV width) * 2 bytes of page-locked DRAM, and 4 bytes for each row, query head, dimension and 256
     keys. ``tell`` gets the line that says why a layer cannot be attended to, or that steps follow another of ``choice``'s schedules: by
@@ -74,11 +87,18 @@ class HostAttention:
         self._rows: dict[tuple[int, TokenShape], Rows] = {}
         self._views: dict[int, LayerViews] = {}
         self._pass: tuple[PageTables, torch.Tensor, int] | None = None
+        self._ask, self._done = (torch.zeros(FLAG_WORDS, dtype=torch.int32, pin_memory=locked) for _ in range(2))
+        self._turn = 0
+        """Layers so far: what both words become."""
+        self._asked: deque[Attended] = deque()
+        """That are not booked yet."""
+        self._lock = threading.Lock()
         self.refused: str | None = None
         """Why it attends to nothing; None where it can."""
 
     def begin_pass(self, step: Step, live: bool) -> bool:
         """``step`` comes next, in a rehearsal unless ``live`` -> whether it is attended to here."""
+        self.book()
         self._pass = None
         decodes = all(row.kind is RowKind.decode and len(row.tokens) == 1 for row in step.rows)
         if self.refused is not None or not decodes or len(step.rows) > self._most:
@@ -102,26 +122,50 @@ class HostAttention:
 
     def attend(self, layer: int, shape: TokenShape, query: torch.Tensor, new: Pair | None, traits: Traits | None) -> torch.Tensor | None:
         """[tokens, heads, dim], and new K and V [1, heads, tokens, dim] or None where an earlier layer wrote them -> [tokens, heads, dim of
-        V] on the device, for kernels issued from now on. None: it is computed there. Blocks until the CPU is done."""
+        V] on the device, for kernels issued from now on, which wait for the CPU. None: it is computed there."""
         if self._pass is None or layer not in self._regions:
             return None
         if traits is None or traits.sinks is not None or traits.slopes is not None or not self._kernel.takes(query, shape):
             self._refuse(layer)
             return None
-        tables, slots, seen = self._pass
         tokens, rows = len(query), self._rows_of(query.shape[1], shape)
-        torch.mul(query, 1, out=rows.query.there[:tokens])
-        for to, states in zip((rows.key, rows.value), new or (), strict=False):
-            torch.mul(states[0].transpose(0, 1), 1, out=to.there[:tokens])
-        self._pool.near()
-        self._device.host_waits(self._device.compute_event())
-        begun, held = time.perf_counter(), self._held(layer, shape)
-        if new is not None:
-            for states, row in zip(held, (rows.key, rows.value), strict=True):
-                states.index_copy_(0, slots, row.here[:tokens])
-        self._kernel.attend(rows.query.here[:tokens], held, tables, traits, rows.out.here[:tokens])
-        self._ledger.add(CPU, f"kv.{layer}", begun, time.perf_counter(), seen * shape.nbytes)
+        self._have_attended(layer, shape, rows, tokens, new is not None, traits)
+        try:
+            torch.mul(query, 1, out=rows.query.there[:tokens])
+            for to, states in zip((rows.key, rows.value), new or (), strict=False):
+                torch.mul(states[0].transpose(0, 1), 1, out=to.there[:tokens])
+            self._device.compute_writes(self._ask, self._turn)
+        except BaseException:
+            self._ask[0] = self._turn  # nobody asks any more: threads must not wait for it
+            raise
+        self._device.compute_waits_for(self._done, self._turn)
         return torch.mul(rows.out.there[:tokens], 1)
+
+    def _have_attended(self, layer: int, shape: TokenShape, rows: Rows, tokens: int, brings: bool, traits: Traits) -> None:
+        """Threads attend to ``layer`` with the rows that come, when they are asked. ``brings``: whether new K and V come, too."""
+        assert self._pass is not None
+        (tables, slots, seen), held = self._pass, self._held(layer, shape)
+        asked = self._kernel.asked(rows.query.here[:tokens], held, tables, traits, rows.out.here[:tokens])
+        if brings:
+            asked.new_keys, asked.new_values, asked.places = (one.data_ptr() for one in (rows.key.here, rows.value.here, slots))
+        times = torch.zeros(2, dtype=torch.int64)
+        self._turn = (self._turn + 1 + _HALF) % (2 * _HALF) - _HALF  # both sides count on from the largest int32 to the least
+        self._pool.attend_asked(asked, self._ask.data_ptr(), self._done.data_ptr(), self._turn, times.data_ptr())
+        with self._lock:
+            self._asked.append(Attended(layer, seen * shape.nbytes, times, (tables, slots, rows)))
+
+    def book(self) -> None:
+        """Book what is over. From any thread."""
+        with self._lock:
+            while self._asked and self._asked[0].times[1]:
+                layer, nbytes, times, _ = self._asked.popleft()
+                begun_ns, ended_ns = times.tolist()
+                self._ledger.add(CPU, f"kv.{layer}", begun_ns / 1e9, ended_ns / 1e9, nbytes)
+
+    def settle(self) -> None:
+        """Block until new K and V lie where they belong. Between passes, from any thread."""
+        self._device.host_waits(self._device.compute_event())
+        self.book()
 
     def _held(self, layer: int, shape: TokenShape) -> Pair:
         region = self._regions[layer]

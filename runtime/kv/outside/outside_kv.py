@@ -155,14 +155,22 @@ class OutsideKv:
             self.living.compute()
         self.stream.begin_pass()
 
+    def book(self) -> None:
+        """What the CPU has attended to counts in the ledger from now on. From any thread."""
+        if self.attention is not None:
+            self.attention.book()
+
     def settle(self) -> None:
         """Block until what lies in DRAM between passes is as computed. From any thread."""
+        if self.attention is not None:
+            self.attention.settle()
         if self._home is not None:
             for layer in self.regions:
                 self._home.take(layer)
 
     def end(self) -> None:
         """Nothing moves any more until the next :meth:`begin`."""
+        self.book()
         self._end_stream()
         self._pool = None
 
