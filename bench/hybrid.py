@@ -300,7 +300,8 @@ class Hybrid:
             machine = [f"hardware.dram_bytes={self.given.get('dram', '34GiB')}", *drive]
             plans = [self.solve(f"reads-{what}", checkpoint, *machine, *keys) for what, keys in (("plan", ()), ("alone", ALONE))]
             plan, alone = self.in_turns(checkpoint, plans)
-            read = f"{len(plan.plan.placement.ssd_layers)} layers from the drive"
+            rates = (median(getattr(run, one) for run in plan.runs) for one in ("host_gbps", "ssd_gbps"))
+            read = "{} layers from the drive, CPU {:.0f} and reads {:.1f} GB/s".format(len(plan.plan.placement.ssd_layers), *rates)
             yield self._faster(f"{self.model}, {read}", plan, alone, ">= 1")
 
     @contextmanager

@@ -13,8 +13,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from penstock.planner.common.errors import UserError
+from penstock.planner.common.measures import GB
 from penstock.planner.common.threads import wait_asleep
-from penstock.planner.common.timeline.spans import CPU
+from penstock.planner.common.timeline.spans import CPU, SSD
 from penstock.planner.contract.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class Measured:
     """Of copies out of the run's own DRAM, where it was asked for."""
     host_gbps: float = 0.0
     """Of what the CPU multiplied by or attended to beside the card, while it did; 0 where it did neither."""
+    ssd_gbps: float = 0.0
+    """Of reads, while there were any; 0 where there were none."""
 
 
 @contextmanager
@@ -178,8 +181,9 @@ def ran(session: Session, batch: Batch, device: torch.device, seed: int) -> Meas
     from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 
     made = session.generate(batch, Sampler(Sampling(temperature=1.0, seed=seed), device))
-    nbytes, busy_s = session.engine.stage_totals().get(CPU, (0, 0.0))
-    return Measured(median(made.step_s[WARM_UP:]), made.prefill_s, host_gbps=nbytes / 1e9 / busy_s if busy_s else 0.0)
+    totals = session.engine.stage_totals()
+    host, ssd = (nbytes / GB / busy_s if busy_s else 0.0 for nbytes, busy_s in (totals.get(stage, (0, 0.0)) for stage in (CPU, SSD)))
+    return Measured(median(made.step_s[WARM_UP:]), made.prefill_s, host_gbps=host, ssd_gbps=ssd)
 
 
 def infer_device_map(checkpoint: Path, room: Mapping[int | str, int]) -> dict[str, int | str]:

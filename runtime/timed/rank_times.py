@@ -1,7 +1,8 @@
 """What the links of several cards carry alone and at once, and what a hop between two of them takes: a process for each card, as runs have
 them. Prints one JSON document. ``devices=0,1 seconds=0.5``; ``devices=cpu,cpu`` plays cards on a CPU.
 
-All processes together take :func:`uncached_bytes` of page-locked memory, each 1 GiB at least, and each 256 MiB of its card.
+All processes together take :func:`uncached_bytes` of page-locked memory, each 1 GiB at least, or ``read_gib=`` each; and each 256 MiB of its
+card.
 """
 
 from __future__ import annotations
@@ -145,12 +146,12 @@ class TorchMeeting:
 class TorchCard:
     """Card ``device`` of this host, one of ``count``; on ``cpu`` copies go within memory."""
 
-    def __init__(self, device: torch.device, count: int):
+    def __init__(self, device: torch.device, count: int, least_bytes: int = 16 * CHUNK):
         self.device, self.cuda = device, device.type == "cuda"
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        read = max(16 * CHUNK, align_up(uncached_bytes() // count, CHUNK)) if self.cuda else 2 * CHUNK  # that of all links no cache holds
+        read = max(least_bytes, align_up(uncached_bytes() // count, CHUNK)) if self.cuda else 2 * CHUNK  # that of all links no cache holds
         self._arena = Arena(read)  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
@@ -227,10 +228,10 @@ class TorchCard:
         return at
 
 
-def _timed(devices: Sequence[str], rank: int, address: str, seconds: float) -> dict[str, Any]:
+def _timed(devices: Sequence[str], rank: int, address: str, seconds: float, least_bytes: int) -> dict[str, Any]:
     name = devices[rank]
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    card = TorchCard(device, len(devices))
+    card = TorchCard(device, len(devices), least_bytes)
     try:
         found = measure(TorchMeeting(rank, len(devices), address), card, seconds)
         card.leave()
@@ -268,9 +269,10 @@ def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     os.environ.update({key: value for key, value in CARDS.items() if key not in os.environ})
     devices, seconds, rank = given["devices"].split(","), float(given.get("seconds", "0.5")), int(given.get("rank", "0"))
+    least_bytes = int(given.get("read_gib", "1")) * 2**30
     if rank:
         _end_with_parent()
-        _timed(devices, rank, given["meet"], seconds)
+        _timed(devices, rank, given["meet"], seconds, least_bytes)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-ranks-") as folder:
         address = f"file://{folder}/meet"
@@ -281,7 +283,7 @@ def main() -> None:
         ]
         _end_with(others)
         try:
-            print(json.dumps(_timed(devices, 0, address, seconds)), flush=True)
+            print(json.dumps(_timed(devices, 0, address, seconds, least_bytes)), flush=True)
             for other in others:
                 other.wait(PATIENCE_S)
         finally:
