@@ -3,9 +3,9 @@
     python bench/host_attention.py out=host_attention.json [threads=14] [sequences=1,4,16] [tokens=2048,8192] [seconds=0.5] [beside=1]
 
 Each of ``sequences`` decodes one token over ``tokens`` others, heads as Llama-3.1-8B has them (32 queries, 8 of K and V, 128 wide), pages
-of 16 tokens in no order. Layers take turns, over 1 GB at least, so that no cache holds the next one. With ``beside=1`` a card's link is
-kept busy meanwhile, and a row says what attention and link carry together over the link alone: the most that a step could gain whose KV
-streams. Times are wall time of calls, the interpreter's part counted.
+of 16 tokens in no order. Layers take turns, over 1 GB at least, so that no cache holds the next one. Threads are asked as a card asks them
+in a step. With ``beside=1`` a card's link is kept busy meanwhile, and a row says what attention and link carry together over the link
+alone: the most that a step could gain whose KV streams.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float,
     with HostPool(threads) as pool:
         for count in sequences:
             layers = KvLayers(count, tokens, stretch.memory)
-            attend, turn = layers.attend(pool), cycle([part for held in layers.held for part in held])
-            attend()
-            rate, read = gbps(attend, layers.nbytes, seconds), gbps(lambda: pool.read(next(turn)), layers.nbytes // 2, seconds)  # noqa: B023
+            turn = cycle([part for held in layers.held for part in held])
+            read = gbps(lambda: pool.read(next(turn)), layers.nbytes // 2, seconds)  # noqa: B023
+            rate = layers.attention_gbps(pool, seconds)
             dram = layers.nbytes * len(layers.held) / 1e9
             case, what = f"attention over {tokens} tokens, {threads} threads", f"{count} sequences"
             yield Row(case, what, rate, read, "GB/s", rate / read, TARGET if count == max(sequences) else "", None, 0.0, dram)
@@ -70,7 +70,8 @@ def rows_of(threads: int, sequences: Sequence[int], tokens: int, seconds: float,
                 continue
             with copies_of(stretch) as copies:
                 alone = link_gbps(copies, partial(time.sleep, seconds / 4), seconds)
-                together = gbps(attend, layers.nbytes, seconds) + link_gbps(copies, attend, seconds)
+                begun = time.perf_counter()
+                together = layers.attention_gbps(pool, seconds) + copies.gbps_within(begun, time.perf_counter())
             target = ASKED if count == max(sequences) else ""
             yield Row("  with the link, over the link", what, together, alone, "GB/s", together / alone, target, None, 0.0, dram)
 

@@ -34,6 +34,7 @@ struct piece {
 typedef void (*piece_fn)(const struct attending *work, const struct piece *piece, const struct piece *coming);
 
 #ifdef HAS_X86
+#include "attend_256.h"
 #include "attend_512.h"
 #endif
 
@@ -150,8 +151,9 @@ ALONE void over_keys(const struct attend *a, const int64_t *pages, const float *
     }
 }
 
-ALONE void piece_plain(const struct attending *work, const struct piece *piece)
+static void piece_portable(const struct attending *work, const struct piece *piece, const struct piece *coming)
 {
+    (void)coming;
     const struct attend *a = work->a;
     const int64_t group = a->heads / a->kv_heads, first = piece->kv_head * group;
     float q[TOGETHER * MOST_DIM], sums[TOGETHER * MOST_DIM], most[TOGETHER], total[TOGETHER];
@@ -177,16 +179,6 @@ ALONE void piece_plain(const struct attending *work, const struct piece *piece)
     }
 }
 
-#define PLAIN(name, target)                                                                                                          \
-    target static void name(const struct attending *work, const struct piece *piece, const struct piece *coming)                     \
-    {                                                                                                                                \
-        (void)coming;                                                                                                                \
-        piece_plain(work, piece);                                                                                                    \
-    }
-PLAIN(piece_portable, )
-#ifdef HAS_X86
-PLAIN(piece_avx2, FOR_AVX2)
-#endif
 
 /* Items are [token][span][K head]: the piece of items [item, last) that has one token and one span. */
 static struct piece piece_at(const struct attending *work, int64_t item, int64_t last)
