@@ -9,26 +9,26 @@
 enum { EIGHT = 8 };
 
 /* Sixteen numbers of BF16 take two operations to widen: the even ones and the odd ones apart. */
-struct apart {
+struct parity {
     __m256 even, odd;
 };
 
-FOR_AVX2 ALONE struct apart apart_of(const uint16_t *from)
+FOR_AVX2 ALONE struct parity parity_of(const uint16_t *from)
 {
     const __m256i both = _mm256_loadu_si256((const __m256i *)from);
-    return (struct apart){_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
+    return (struct parity){_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)),
                           _mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32((int)0xffff0000u)))};
 }
 
 /* The same of sixteen floats in order, and back. */
-FOR_AVX2 ALONE struct apart parted(const float *from)
+FOR_AVX2 ALONE struct parity split_parity(const float *from)
 {
     const __m256 low = _mm256_loadu_ps(from), high = _mm256_loadu_ps(from + EIGHT);
     const __m256d even = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0x88)), odd = _mm256_castps_pd(_mm256_shuffle_ps(low, high, 0xdd));
-    return (struct apart){_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)), _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8))};
+    return (struct parity){_mm256_castpd_ps(_mm256_permute4x64_pd(even, 0xd8)), _mm256_castpd_ps(_mm256_permute4x64_pd(odd, 0xd8))};
 }
 
-FOR_AVX2 ALONE void join_apart(float *to, struct apart parts)
+FOR_AVX2 ALONE void join_parity(float *to, struct parity parts)
 {
     const __m256 low = _mm256_unpacklo_ps(parts.even, parts.odd), high = _mm256_unpackhi_ps(parts.even, parts.odd);
     _mm256_storeu_ps(to, _mm256_permute2f128_ps(low, high, 0x20));
@@ -70,10 +70,10 @@ FOR_AVX2 ALONE void score_256(const struct attend *a, const struct chunk *chunk,
         __m256 found[EIGHT];
         _Pragma("GCC unroll 8") for (int i = 0; i < EIGHT; i++) found[i] = _mm256_setzero_ps();
         for (int64_t d = 0; d < a->key_dim; d += 2 * EIGHT) {
-            struct apart row[EIGHT];
+            struct parity row[EIGHT];
             _Pragma("GCC unroll 8") for (int i = 0; i < keys; i++)
             {
-                row[i] = apart_of(chunk->keys[j + i] + own * a->k_head + d);
+                row[i] = parity_of(chunk->keys[j + i] + own * a->k_head + d);
                 if (coming && !(d & 16))
                     _mm_prefetch((const char *)(coming->keys[j + i] + d), _MM_HINT_T1);
             }
@@ -120,16 +120,16 @@ FOR_AVX2 ALONE float weigh_256(float *score, int64_t count, float *most, float *
 FOR_AVX2 ALONE void add_256(const uint16_t *const *values, int64_t head, int64_t count, const float (*weights)[CHUNK], const float *shrunk,
                             float *sums, int64_t apart, int64_t d, const uint16_t *const *coming, const int wide)
 {
-    struct apart found[TOGETHER];
+    struct parity found[TOGETHER];
     _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
     {
         const __m256 by = _mm256_set1_ps(shrunk[h]);
-        found[h] = parted(sums + h * apart + d);
+        found[h] = split_parity(sums + h * apart + d);
         found[h].even = _mm256_mul_ps(found[h].even, by);
         found[h].odd = _mm256_mul_ps(found[h].odd, by);
     }
     for (int64_t j = 0; j < count; j++) {
-        const struct apart row = apart_of(values[j] + head + d);
+        const struct parity row = parity_of(values[j] + head + d);
         if (coming && !(d & 16))
             _mm_prefetch((const char *)(coming[j] + d), _MM_HINT_T1);
         _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++)
@@ -139,7 +139,7 @@ FOR_AVX2 ALONE void add_256(const uint16_t *const *values, int64_t head, int64_t
             found[h].odd = _mm256_fmadd_ps(row.odd, weight, found[h].odd);
         }
     }
-    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) join_apart(sums + h * apart + d, found[h]);
+    _Pragma("GCC unroll 4") for (int h = 0; h < wide; h++) join_parity(sums + h * apart + d, found[h]);
 }
 
 /* A chunk, as CHUNKS asks for it. */
@@ -152,7 +152,7 @@ FOR_AVX2 ALONE void piece_avx2_wide(const struct attending *work, const struct p
     float even[TOGETHER][MOST_DIM / 2], odd[TOGETHER][MOST_DIM / 2], scores[TOGETHER][CHUNK], shrunk[TOGETHER];
     for (int h = 0; h < wide; h++)
         for (int64_t d = 0; d < a->key_dim; d += 2 * EIGHT) {
-            const struct apart query = apart_of(piece->query + (head + h) * a->q_head + d);
+            const struct parity query = parity_of(piece->query + (head + h) * a->q_head + d);
             _mm256_storeu_ps(even[h] + d / 2, query.even);
             _mm256_storeu_ps(odd[h] + d / 2, query.odd);
         }
