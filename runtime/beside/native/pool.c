@@ -120,9 +120,9 @@ static int await_ask(const struct pool *pool, const struct job *job)
 static int begin(struct pool *pool, struct job *job)
 {
     const int asked = !job->ask || await_ask(pool, job);
-    int64_t begun = 0;
-    const int first = __atomic_compare_exchange_n(&job->begun, &begun, asked ? now_ns() : LET_GO, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
-    if (!asked && first)
+    int64_t begun = __atomic_load_n(&job->begun, __ATOMIC_ACQUIRE);
+    if (!begun && __atomic_compare_exchange_n(&job->begun, &begun, asked ? now_ns() : LET_GO, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
+        && !asked)
         finish(pool, job);
     return asked && begun != LET_GO;
 }
