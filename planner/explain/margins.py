@@ -10,6 +10,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.prices.sizes import unit_dram_bytes
 from penstock.planner.explain.resources import Resource, resources
+from penstock.planner.explain.side_by_side import side_by_side
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
@@ -69,17 +70,18 @@ class Margin:
 
 def margins(question: Question, base: Optimum, share: float, advance: Callable[[], None] = lambda: None) -> tuple[Margin, ...]:
     """One for each resource, with a step of ``share`` of it. Two solves each; ``advance`` is called after each solve."""
-    found = []
+    steps = []
     for resource in resources(question.hardware, question.model):
         amount = resource.of(question.hardware)
-        step = step_of(resource, amount, question.model, share)
-        ends: list[Optimum | None] = []
-        for changed in (amount + step, amount - step):
-            hardware = resource.with_amount(question.hardware, changed) if changed > 0 else None
-            ends.append(fastest(question.on(hardware)) if hardware else None)
-            advance()
-        found.append(Margin(resource, amount, step, base, *ends))
-    return tuple(found)
+        steps.append((resource, amount, step_of(resource, amount, question.model, share)))
+
+    def end(given: tuple[Resource, float]) -> Optimum | None:
+        resource, changed = given
+        hardware = resource.with_amount(question.hardware, changed) if changed > 0 else None
+        return fastest(question.on(hardware)) if hardware else None
+
+    ends = side_by_side(end, [(resource, changed) for resource, at, by in steps for changed in (at + by, at - by)], advance)
+    return tuple(Margin(*one, base, more, less) for one, more, less in zip(steps, ends[::2], ends[1::2], strict=True))
 
 
 def step_of(resource: Resource, amount: float, model: ModelSpec, share: float) -> float:

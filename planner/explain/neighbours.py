@@ -13,6 +13,7 @@ from penstock.planner.contract.decided.declared import FORCED
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.rules.setting import Setting
+from penstock.planner.explain.side_by_side import side_by_side
 from penstock.planner.solver.program import Optimum, optimum
 from penstock.planner.solver.terms.menu import batch_menu, menus_on_offer
 from penstock.planner.solver.terms.problem import Question
@@ -69,16 +70,17 @@ def neighbours(
 ) -> tuple[Neighbour, ...]:
     """Each of ``asked`` found by ``find``, to be compared with ``base``, which it found where nothing was forced. ``advance`` is called
     after each."""
-    found = []
-    for name, decided, value in asked:
+
+    def beside(given: tuple[str, Any, Any]) -> Neighbour:
+        name, decided, value = given
         why, best = "no plan fits", None
         try:
             best = find(_forced(question, base.batch, name, value))
         except UserError as error:
             why = str(error)
-        found.append(Neighbour(BATCH if name == BATCH else Force.key(name), decided, value, base, best, "" if best else why))
-        advance()
-    return tuple(found)
+        return Neighbour(BATCH if name == BATCH else Force.key(name), decided, value, base, best, "" if best else why)
+
+    return tuple(side_by_side(beside, list(asked), advance))
 
 
 def _forced(question: Question, batch: int, name: str, value: Any) -> Question:

@@ -31,6 +31,7 @@ from penstock.planner.contract.prices.on_cpu import host_rows_timed, rows_timed
 from penstock.planner.contract.ranks.rank_model import never_sliced
 from penstock.planner.explain.margins import NOTICEABLE
 from penstock.planner.explain.resources import AMOUNTS, products, with_products
+from penstock.planner.explain.side_by_side import side_by_side
 from penstock.planner.solver.layer_counts import fastest
 from penstock.planner.solver.program import Optimum
 from penstock.planner.solver.terms.problem import Question
@@ -213,12 +214,11 @@ def purchases(
     question: Question, offered: Sequence[Offer], base: Optimum, advance: Callable[[], None] = lambda: None
 ) -> tuple[Purchase, ...]:
     """One for each of ``offered``, at a solve each; ``advance`` is called after each."""
-    found = []
-    for offer in offered:
-        with_it = _fastest(offer.question)
-        found.append(Purchase(offer, base, with_it, question.workload.requests / offer.question.workload.requests))
-        advance()
-    return tuple(found)
+
+    def bought(offer: Offer) -> Purchase:
+        return Purchase(offer, base, _fastest(offer.question), question.workload.requests / offer.question.workload.requests)
+
+    return tuple(side_by_side(bought, offered, advance))
 
 
 def best_purchase(found: tuple[Purchase, ...]) -> Purchase | None:
