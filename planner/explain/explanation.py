@@ -94,10 +94,9 @@ def explain(
     first one's is explained, since the others decide alike, and resources are those of the whole machine. Of unlike cards layers are dealt
     anew for each resource and purchase; what else the first one could have decided is compared on its own.
 
-    Costs two solves a resource, one a purchase, two a decision and two for one user more, on as many cores as there are: 10 s on two cores of
-    Zen 3 for 70B on `rtx5080`. A decision of a simple plan costs three times as many, since its neighbours are simple plans, too. ``advance`` is called with (done, all) steps.
-    Raises
-    ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
+    Costs two solves a resource, one a purchase, two a decision and two for one user more, on as many cores as there are: 10 s on two cores
+    of Zen 3 for 70B on `rtx5080`. A decision of a simple plan costs three times as many, since its neighbours are simple plans, too.
+    ``advance`` is called with (done, all) steps. Raises ``penstock.planner.solver.infeasible.Infeasible`` where no plan fits.
     """
     dealt, acted = choose_dealt(question) if question.ranks > 1 else (None, None)
     if dealt is not None and (question.is_unlike or acted is not None):
