@@ -41,6 +41,7 @@ class KvLayers:
         states.copy_(one)
         self.held: list[Pair] = [(keys, values) for keys, values in states]
         self._turn = cycle(self.held)
+        self._ask, self._done = flags(2)
         each = torch.ones(sequences, dtype=torch.long)
         table = torch.randperm(sequences * pages).view(sequences, pages)
         self.tables = PageTables(torch.arange(sequences), each * (tokens - 1), each, each * tokens, table, PAGE, 1, tokens)
@@ -58,12 +59,12 @@ class KvLayers:
     def _nanoseconds(self, pool: HostPool) -> int:
         """Of the threads, for the next layers."""
         kernel, traits, out = HostKernel(pool), Traits(DIM**-0.5, None, None, None, None), torch.empty_like(self.query)
-        ask, done, times = *flags(2), torch.zeros(AT_ONCE, 2, dtype=torch.int64)
-        ask[0] = AT_ONCE
+        times = torch.zeros(AT_ONCE, 2, dtype=torch.int64)
+        self._ask[0], self._done[0] = AT_ONCE, 0
         for turn, own in enumerate(times, 1):
             asked = kernel.asked(self.query, next(self._turn), self.tables, traits, out)
-            pool.attend_asked(asked, ask.data_ptr(), done.data_ptr(), turn, own.data_ptr())
-        while int(done[0]) != AT_ONCE:
+            pool.attend_asked(asked, self._ask.data_ptr(), self._done.data_ptr(), turn, own.data_ptr())
+        while int(self._done[0]) != AT_ONCE:
             time.sleep(LOOK_S)
         return int((times[:, 1] - times[:, 0]).sum())
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import CPU
 from penstock.planner.contract.bills.cost import predict
+from penstock.planner.contract.bills.phase import decode_phase
 from penstock.planner.contract.decided.decisions import KvPages, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.kv_tiers import attended_on_host, kv_tiers
@@ -19,13 +20,14 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.planfile import read_plan, write_plan
+from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.rules.broken import broken_rules
 from penstock.planner.render.decided import decided
 from penstock.planner.render.prediction_text import print_prediction
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.simulate.acted import Options
 from penstock.planner.solver.program import solve
-from tests.planner.small import GB, machine, model, work
+from tests.planner.small import GB, gpu, machine, model, work
 from tests.planner.test_program_properties import SLOWER, machines, models, solved, workloads
 
 RATES = HostRates(12, {"BF16": Curve(((1, 76.0), (16, 60.0)))}, 1e-5, 0.9, 0.9, 90.0, 1e-4)
@@ -54,6 +56,19 @@ def test_link_and_cpu_share_the_layers_outside_vram_and_a_step_is_as_long_as_eit
     assert made.prediction.prefill_s == pytest.approx(alone.prediction.prefill_s, rel=0.02)
     chosen, tiers = attended_on_host(16, kv), kv_tiers(16, kv)
     assert len(chosen) == kv.host_layers and {tiers[layer] for layer in chosen} == {Tier.dram}
+
+
+def test_launches_go_on_while_the_cpu_attends_for_as_long_as_it_does():
+    """16 layers take 48 ms to launch, 1.3 of them kernels."""
+    h = beside(gpu=gpu(layer_kernels_s=8e-5), layer_launch_s=3e-3)
+    made, one = planned(h), planned(h, host_attention=1)
+    stages, alone = made.prediction.decode_stages, one.prediction.decode_stages
+    phase = decode_phase(h, M, LONG, 8, made.decisions.weights.head_blocks)
+    assert stages["card"] + stages["cpu"] - made.prediction.decode_s_per_token <= phase.launches.of(Resource.card) + 1e-9
+    assert made.prediction.decode_s_per_token < stages["card"] + stages["cpu"] - 0.5 * phase.launches.of(Resource.card)
+    assert one.prediction.decode_s_per_token >= max(alone["h2d"], alone["card"])
+    acted = Simulation(made, Options()).run()
+    assert made.prediction.decode_s_per_token == pytest.approx(acted.record.step_ns[-1] / 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize(

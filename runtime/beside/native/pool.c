@@ -107,12 +107,16 @@ static void finish(struct pool *pool, struct job *job)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Until a card asks for the job. 0 where the pool is closed, and nobody will. */
+/* Until a card asks for the job, or another thread saw that it did: a thread that comes late must not look at the word, which may be gone. 0
+ * where the pool is closed, and nobody will ask. */
 static int await_ask(const struct pool *pool, const struct job *job)
 {
-    for (struct looks looks = {0}; (int32_t)(__atomic_load_n(job->ask, __ATOMIC_ACQUIRE) - job->value) < 0; look_again(&looks))
+    for (struct looks looks = {0}; !__atomic_load_n(&job->begun, __ATOMIC_ACQUIRE); look_again(&looks)) {
+        if ((int32_t)(__atomic_load_n(job->ask, __ATOMIC_ACQUIRE) - job->value) >= 0)
+            return 1;
         if (__atomic_load_n(&pool->letting_go, __ATOMIC_RELAXED))
             return 0;
+    }
     return 1;
 }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from penstock.planner.common.threads import allowed_cores
 from penstock.runtime.beside.host_pool import HostPool
 from penstock.runtime.beside.host_serve import FLAG_WORDS
 from penstock.runtime.kv.attention.page_tables import Traits
@@ -102,6 +104,21 @@ def test_many_wait_in_turn_and_a_pool_that_closes_lets_go_of_what_nobody_asked_f
         asking.post(pool, 41)
     assert int(asking.done[0]) == 41, "a card that waits for it would wait for ever"
     assert not asking.times.any(), "nothing was computed"
+
+
+def test_threads_that_come_late_do_not_wait_for_a_word_that_is_gone() -> None:
+    """Of eight threads on fewer cores some come when the others are through."""
+    asking, longer = Asking(), KvLayers(6, 2048, torch.zeros(64 << 20, dtype=torch.uint8))
+    with HostPool(8, cores=[min(allowed_cores())] * 8) as pool:
+        for _ in range(20):
+            asking.post(pool, 1)
+            asking.ask[0] = 1
+            asking.await_done(1)
+            asking.ask[0] = asking.done[0] = 0
+        waiting = threading.Thread(target=lambda: longer.attention_gbps(pool, 0.0), daemon=True)  # of more memory: all threads leave first
+        waiting.start()
+        waiting.join(20)
+        assert not waiting.is_alive(), "a thread waits for a word that nobody will write again"
 
 
 def test_nothing_is_asked_of_a_pool_whose_caller_computes() -> None:
