@@ -45,7 +45,7 @@ from penstock.runtime.hops.hops import Hops  # noqa: E402
 from penstock.runtime.hops.torch_hop import Sent, StagedHop, TorchHop  # noqa: E402
 from penstock.runtime.hops.word_ways import HopPlaces, WordWays  # noqa: E402
 from penstock.runtime.memory.device import CudaDevice  # noqa: E402
-from penstock.runtime.timed.rank_times import PATIENCE_S, TorchCard, TorchMeeting  # noqa: E402
+from penstock.runtime.timed.rank_times import LEAST_READ, PATIENCE_S, TorchCard, TorchMeeting  # noqa: E402
 from penstock.runtime.timed.recorded_hops import CardWords, Recorded, Trip, shared_by, there_and_back  # noqa: E402
 
 KEYS = ("devices", "out", "rounds", "nbytes", "rank", "meet")
@@ -89,7 +89,7 @@ def measured(rank: int, names: Sequence[str], address: str, rounds: int, nbytes:
     """Rows of each way, idle and busy. Both ranks call it."""
     name, one_card = names[rank], names[0] == names[1] != "cpu"
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    card = TorchCard(device, 2)
+    card = TorchCard(device, 2, LEAST_READ)
     meeting = TorchMeeting(rank, 2, address)
     lock = CudaDevice(device.index) if card.cuda else None
     hidden, places = torch.zeros(nbytes // 2, dtype=torch.bfloat16, device=device), HopPlaces(2, nbytes)

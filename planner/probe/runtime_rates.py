@@ -30,7 +30,7 @@ HOPS = ("links.hop_s", "links.p2p_gbps")
 LINKS = ("links.together_gbps", *HOPS, "links.word_hop_s", "links.vram_bytes")
 HOP_WAYS = {"copies": "copies from GPU to GPU", "NCCL": "NCCL send and receive", "gloo": "gloo send and receive"}
 """By what hops go, in words."""
-DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S, PROMPTS_PATIENCE_S = 40.0, 70.0, 45.0, 40.0
+DECODERS_PATIENCE_S, PRODUCTS_PATIENCE_S, LINKS_PATIENCE_S, PROMPTS_PATIENCE_S = 40.0, 70.0, 60.0, 40.0
 """A process that takes longer is ended: imports, and the slowest decoders three times, or products of every format, or all GPUs in turn."""
 
 

@@ -1,7 +1,7 @@
 """What the links of several cards carry alone and at once, and what a hop between two of them takes: a process for each card, as runs have
 them. Prints one JSON document. ``devices=0,1 seconds=0.5``; ``devices=cpu,cpu`` plays cards on a CPU.
 
-All processes together take :func:`uncached_bytes` of page-locked memory, each 1 GiB (``read_gib``) at least, and each 256 MiB of its card.
+All processes together take :func:`sampled_bytes` of page-locked memory, each 1 GiB at least, or just ``read_gib``; and each 256 MiB of its card.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from penstock.planner.common.host_memory import uncached_bytes
+from penstock.planner.common.host_memory import sampled_bytes
 from penstock.planner.common.measures import GB, align_up
 from penstock.runtime.company.starting import CARDS
 from penstock.runtime.hops.hops import Hops
@@ -40,6 +40,7 @@ LEAST_HOPS, PROMPTS = 50, 4
 ROUNDS = 3
 """Of all links at once: four H200s were probed at 149 GB/s once, where the same host's ranks had 165 to 180."""
 CHUNK = 64 * 2**20
+LEAST_READ = 16 * CHUNK
 QUEUED = 4
 """Copies in flight."""
 
@@ -145,13 +146,13 @@ class TorchMeeting:
 class TorchCard:
     """Card ``device`` of this host, one of ``count``; on ``cpu`` copies go within memory."""
 
-    def __init__(self, device: torch.device, count: int, least_bytes: int = 16 * CHUNK):
+    def __init__(self, device: torch.device, count: int, read_bytes: int = 0):
         self.device, self.cuda = device, device.type == "cuda"
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        read = max(least_bytes, align_up(uncached_bytes() // count, CHUNK)) if self.cuda else 2 * CHUNK  # that of all links no cache holds
-        self._arena = Arena(read)  # in large pages, as a run's: several links read those faster
+        read_bytes = read_bytes or max(LEAST_READ, align_up(sampled_bytes() // count, CHUNK))
+        self._arena = Arena(read_bytes if self.cuda else 2 * CHUNK)  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
             raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")
@@ -227,10 +228,10 @@ class TorchCard:
         return at
 
 
-def _timed(devices: Sequence[str], rank: int, address: str, seconds: float, least_bytes: int) -> dict[str, Any]:
+def _timed(devices: Sequence[str], rank: int, address: str, seconds: float, read_bytes: int) -> dict[str, Any]:
     name = devices[rank]
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    card = TorchCard(device, len(devices), least_bytes)
+    card = TorchCard(device, len(devices), read_bytes)
     try:
         found = measure(TorchMeeting(rank, len(devices), address), card, seconds)
         card.leave()
@@ -268,10 +269,10 @@ def main() -> None:
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
     os.environ.update({key: value for key, value in CARDS.items() if key not in os.environ})
     devices, seconds, rank = given["devices"].split(","), float(given.get("seconds", "0.5")), int(given.get("rank", "0"))
-    least_bytes = int(given.get("read_gib", "1")) * 2**30
+    read_bytes = int(given.get("read_gib", "0")) * 2**30
     if rank:
         _end_with_parent()
-        _timed(devices, rank, given["meet"], seconds, least_bytes)
+        _timed(devices, rank, given["meet"], seconds, read_bytes)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-ranks-") as folder:
         address = f"file://{folder}/meet"
@@ -282,7 +283,7 @@ def main() -> None:
         ]
         _end_with(others)
         try:
-            print(json.dumps(_timed(devices, 0, address, seconds, least_bytes)), flush=True)
+            print(json.dumps(_timed(devices, 0, address, seconds, read_bytes)), flush=True)
             for other in others:
                 other.wait(PATIENCE_S)
         finally:
