@@ -368,6 +368,10 @@ STUDIES: Mapping[str, Study] = {
         "What the link gives copies while a stream of kernels waits for them by events, by words, or inside a CUDA graph, on one "
         "stream of copies or two. The limit is copies alone in the same process.",
         rows_table, rows_checks, "waits.py"),
+    "product_rates": Study(
+        "A card's products over time",
+        "Matrix products soon after the card rested, after a second of them, and beside copies, over the rate as `planner probe` takes it.",
+        rows_table, rows_checks, "product_rates.py"),
     "serve": Study(
         "Serving",
         "Rows of one pass as a fixed batch and in the server, clients that come and go, TTFT under load, throughput beside the "

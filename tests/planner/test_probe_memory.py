@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from penstock.planner.common.cgroup import cpu_quota, groups, memory_limit
-from penstock.planner.common.host_memory import MARGIN_LEAST_BYTES, MemoryFacts, last_level_cache_bytes, memory_facts, uncached_bytes
+from penstock.planner.common.host_memory import (
+    MARGIN_LEAST_BYTES,
+    MemoryFacts,
+    last_level_cache_bytes,
+    memory_facts,
+    sampled_bytes,
+    uncached_bytes,
+)
 
 GIB = 2**30
 
@@ -151,4 +158,5 @@ def test_what_takes_turns_is_sixteen_caches_as_far_as_memory_allows(tmp_path, ca
         place = "sys/devices/system/cpu/cpu0/cache/index3/"
         files |= {place + name: text for name, text in {"level": "3", "size": cache, "shared_cpu_list": "0-31"}.items()}
     root = write(tmp_path, files)
+    assert sampled_bytes(root) == max(GIB, memory_facts(root).plan_bytes // 8)
     assert uncached_bytes(root) == {"least": GIB, "turns": 16 * 300 * 2**20, "share": memory_facts(root).plan_bytes // 8}[bound]
