@@ -1,8 +1,8 @@
 """What the links of several cards carry alone and at once, and what a hop between two of them takes: a process for each card, as runs have
 them. Prints one JSON document. ``devices=0,1 seconds=0.5``; ``devices=cpu,cpu`` plays cards on a CPU.
 
-All processes together take :func:`sampled_bytes` of page-locked memory, each 1 GiB at least, or just ``read_gib``. Each takes 128 MiB of its
-card.
+All processes together take :func:`sampled_bytes` of page-locked memory, each 1 GiB at least, or just ``read_gib``. Each takes 256 MiB of
+its card.
 """
 
 from __future__ import annotations
