@@ -96,7 +96,7 @@ def measure_links(
     rows = [[1, peaks[0]], *([n, round(gbps / sum(alone[:n]) * sum(peaks[:n]), 3)] for n, gbps in told["together"])]
     each = ", ".join(f"GPU {gpu} {gbps:.3g}" for gpu, gbps in zip(gpus, alone, strict=True))
     how = f"a process a GPU; alone in turn: {each} GB/s"
-    yield Figure("links.together_gbps", rows, f"copies of 64 MiB by {how}")
+    yield Figure("links.together_gbps", rows, f"copies of 64 MiB out of {show_bytes(told['read_bytes'])} each by {how}")
     by, taken = told["hops"]["by"], told["hops"]["vram_bytes"]
     yield Figure("links.hop_s", told["hop_s"], f"{HOP_WAYS[by]} of 16 KiB, half of there and back, all links busy, median")
     yield Figure("links.vram_bytes", taken, f"what they took of the first GPU, by {by}")

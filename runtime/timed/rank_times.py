@@ -51,6 +51,8 @@ class Card(Protocol):
 
     free_bytes: int
     """Of its memory, beside this process's context."""
+    read_bytes: int
+    """Of host memory, that its copies come from."""
 
     def meet(self, meeting: Meeting) -> dict[str, Any]:
         """Make its ways to the others, as a run does: ``by`` what hops go, and how many ``vram_bytes`` they take."""
@@ -110,6 +112,7 @@ def measure(meeting: Meeting, card: Card, seconds: float) -> dict[str, Any]:
         "word_hop_s": word_hop_s,
         "p2p_gbps": PROMPT_BYTES / GB / prompt_s,
         "free_bytes": [round(one) for one in free],
+        "read_bytes": card.read_bytes,
         "hops": hops,
     }
 
@@ -152,8 +155,9 @@ class TorchCard:
         if self.cuda:
             torch.cuda.set_device(device)
         self.free_bytes = torch.cuda.mem_get_info(device)[0] if self.cuda else 0
-        read_bytes = read_bytes or max(LEAST_READ, align_up(sampled_bytes() // count, CHUNK))
-        self._arena = Arena(read_bytes if self.cuda else 2 * CHUNK)  # in large pages, as a run's: several links read those faster
+        sampled = max(LEAST_READ, align_up(sampled_bytes() // count, CHUNK)) if self.cuda else 2 * CHUNK
+        self.read_bytes = read_bytes or sampled
+        self._arena = Arena(self.read_bytes)  # in large pages, as a run's: several links read those faster
         self._arena.occupy(CudaDevice(device.index) if self.cuda else None)
         if self._arena.refused:
             raise RuntimeError(f"{self._arena.nbytes} bytes are not page-locked: {self._arena.refused}")

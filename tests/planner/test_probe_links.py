@@ -29,6 +29,7 @@ from tests.planner.test_probe_products import answering
 
 TOLD = {"alone": [50.0, 50.0, 48.0, 52.0], "together": [[2, 97.0], [4, 160.0]], "hop_s": 7.2e-5, "word_hop_s": 4.9e-5, "p2p_gbps": 380.0}
 TOLD |= {"free_bytes": [60 * 10**9, 80 * 10**9, 79 * 10**9, 80 * 10**9], "hops": {"by": "copies", "vram_bytes": 90 * 2**20}}
+TOLD |= {"read_bytes": 16 * 2**30}
 
 
 def probed(monkeypatch, shares=FULL, names=("H100",) * 4) -> Findings:
@@ -229,7 +230,7 @@ def test_links_that_cannot_be_timed_say_why(monkeypatch):
 class FakeRank:
     """A card whose link carries 50 GB/s alone, and less beside others; and its seat at the table."""
 
-    free_bytes = 10
+    free_bytes, read_bytes = 10, 2**30
 
     def __init__(self, rank: int, table: Table):
         self.rank, self.count, self.table = rank, table.count, table
