@@ -63,7 +63,7 @@ def acted_choice(question: Question, best: Decisions) -> Acted | None:
 
 def acted_nearby(own: Plan, force: Force, nearby: Callable[[int], Plan]) -> Acted | None:
     """The plan that takes least of those with so many FFN units on the CPU as ``nearby`` gives them, where that gains over ``own``, the
-    program's answer to ``force``. ``nearby`` raises UserError where there is no plan. Costs four of its solves and five short simulations;
+    program's answer to ``force``. ``nearby`` raises UserError where there is no plan. Costs five of its solves and six short simulations;
     nothing where the CPU computes no FFN beside copies, or as many as asked, or not as many for each rank."""
     units, *others = {one.weights.host.ffn for one in own.ranks.decided(own.decisions)}
     asked = force.host_ffn is not None or own.workload.is_served or own.model.experts is not None
@@ -77,7 +77,7 @@ def acted_nearby(own: Plan, force: Force, nearby: Callable[[int], Plan]) -> Acte
 
 
 def _nearby(units: int, nearby: Callable[[int], Plan]) -> Iterator[Plan]:
-    for other in sorted({max(0, units + more) for more in NEARBY} - {units}):
+    for other in sorted({0, *(max(0, units + more) for more in NEARBY)} - {units}):  # without the CPU nothing waits for it
         try:
             yield nearby(other)
         except UserError:  # no plan has so many there

@@ -12,6 +12,7 @@ from penstock import solve
 from penstock.planner.contract.bills.cost import predict
 from penstock.planner.contract.decided.decisions import Decisions
 from penstock.planner.contract.decided.force import Force
+from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.explain.explain_table import standing
 from penstock.planner.explain.explanation import explain, question_of
@@ -78,6 +79,23 @@ def test_nothing_is_simulated_where_there_is_no_choice(
         monkeypatch.setattr(f"penstock.planner.solver.acted_choice.{name}", lambda *_: pytest.fail("simulated"))
     question = asked(vram, Force(**force), **work)
     assert acted_choice(question, found(question)) is None
+
+
+def test_one_weak_core_is_left_alone_where_all_that_waits_for_it_takes_longer() -> None:
+    question = asked(6)
+    host = question.hardware.host
+    assert host is not None
+    weak = {
+        name: Curve(tuple((rows, gbps * 11 / host.products["BF16"].at(1)) for rows, gbps in curve.points))
+        for name, curve in host.products.items()
+    }
+    core = replace(host, threads=1, products=weak, beside_h2d=0.95, h2d_beside=0.97, ahead_bytes=0)
+    question = replace(question, hardware=replace(question.hardware, host=core))
+    own = found(question)
+    assert own.weights.host.ffn > 3, "the program's law lets it compute"
+    acted = acted_choice(question, own)
+    assert acted is not None and acted.plan.decisions == found(replace(question, force=Force(host_ffn=0)))
+    assert step_s(question, acted.plan.decisions) < step_s(question, found(replace(question, force=Force(host_ffn=1))))
 
 
 def test_a_user_reads_why() -> None:
