@@ -172,7 +172,8 @@ class Ranks:
         (self.bench.work / f"ranks-{count}.links.json").write_text(json.dumps(report["limits"]))
         taken = made["vram_bytes"] / 1e9, made["dram_bytes"] / 1e9
         case, ranks = f"{count} ranks", report["ranks"] or []
-        prefill = sum(each["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"] for each in ranks) if ranks else _prefilled(report)
+        copied = sum(each["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"] for each in ranks) if ranks else _prefilled(report)
+        prefill = copied / len(report["prefill_each_s"])
         for what, nbytes, seconds, key in (
             ("decode", made["h2d_bytes_per_token"], _step_s(report, "share" in self.given), "decode_s_per_token"),
             ("prefill", prefill, made["prefill_s"], "prefill_s"),
@@ -285,7 +286,7 @@ def _spread(report: Mapping[str, Any]) -> str:
 
 
 def _prefilled(report: Mapping[str, Any]) -> int:
-    """Bytes that the link carried in the prefill of a run of one rank."""
+    """Bytes that the link carried in the prefills of a run of one rank."""
     return int(report["stages"]["prefill"].get("h2d", {"bytes": 0})["bytes"])
 
 

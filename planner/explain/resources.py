@@ -102,11 +102,13 @@ def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile
 
 
 def _with_matrix_rate(hardware: HardwareProfile, tflops: float) -> HardwareProfile:
-    """Attention in proportion."""
-    if hardware.gpu is None:
+    """Attention in proportion, and a card that has rested."""
+    gpu = hardware.gpu
+    if gpu is None:
         return replace(hardware, cpu_dense_tflops=tflops)
-    attention = hardware.gpu.attention_tflops * tflops / hardware.gpu.dense_tflops
-    return replace(hardware, gpu=replace(hardware.gpu, dense_tflops=tflops, attention_tflops=attention))
+    factor = tflops / gpu.dense_tflops
+    rates = {name: getattr(gpu, name) * factor for name in ("attention_tflops", "burst_tflops")}
+    return replace(hardware, gpu=replace(gpu, dense_tflops=tflops, **rates))
 
 
 def _gpu(hardware: HardwareProfile) -> Gpu:

@@ -41,6 +41,8 @@ def card_config(gpu: Gpu, found: Findings) -> GpuConfig:
         context_bytes=gpu.context_bytes,
         dense_tflops=number("gpu.dense_tflops"),
         attention_tflops=number("gpu.attention_tflops"),
+        burst_tflops=number("gpu.burst_tflops"),
+        burst_s=number("gpu.burst_s"),
         memory_gbps=number("gpu.memory_gbps"),
         h2d=rows("gpu.h2d"),
         d2h=rows("gpu.d2h"),

@@ -10,10 +10,10 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.planner.common.measures import GB, show_bytes
 from penstock.planner.probe.dram_rates import Arena, Lock
@@ -38,7 +38,26 @@ LAUNCHED = 64
 """Kernels that are launched before the card is waited for: as many as a decoder layer or two has."""
 BUSY_CHUNK = 64 * 2**20
 """Copy size while the other direction or the bus is busy."""
+REST_S, RESTS = 1.0, 3
+"""Before a burst of products is timed, and how often."""
+MOST_WON, LEAST_BURST = 0.9, 0.02
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all cards
+
+
+class Burst(NamedTuple):
+    """Of a card that has rested: how long each product takes, and for how many seconds."""
+
+    each_s: float
+    seconds: float
+
+
+def burst_of(ends: Sequence[float], usual_s: float) -> Burst | None:
+    """The burst of equal products that ended so many seconds behind a rest, of ``usual_s`` each in the long run: until most of the time is
+    won that they win over these. None where they win less than ``LEAST_BURST``."""
+    won = [usual_s * count - end for count, end in enumerate(ends, 1)]
+    at = next((at for at, s in enumerate(won) if s >= MOST_WON * max(won)), 0)
+    each_s = ends[at] / (at + 1)
+    return Burst(each_s, ends[at]) if usual_s / each_s >= 1 + LEAST_BURST else None
 
 
 def host_register() -> Lock:
@@ -168,6 +187,26 @@ class Gpu:
         while len(durations) < least or time.perf_counter() < end:
             durations.append(self._seconds(issue))
         return statistics.median(durations)
+
+    def _rested(self, issue: Callable[[], object], seconds: float) -> list[float]:
+        """When each of what ``issue`` launches ended, for ``seconds`` from a rest on; the card never waits for this thread."""
+        import torch
+
+        def mark() -> torch.cuda.Event:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            return event
+
+        torch.cuda.synchronize()
+        time.sleep(REST_S)
+        marks, end = [mark()], time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            issue()
+            marks.append(mark())
+            if len(marks) > QUEUED:
+                marks[-QUEUED].synchronize()
+        marks[-1].synchronize()
+        return [marks[0].elapsed_time(one) / 1e3 for one in marks[1:]]
 
     def _host(self, arena: Arena) -> torch.Tensor:
         import torch
@@ -316,7 +355,12 @@ class Gpu:
         with torch.inference_mode():
             tokens, weight = made(4096, 4096), made(14336, 4096)
             took = self._median(lambda: linear(tokens, weight), seconds, least=5)
-            yield Figure("gpu.dense_tflops", 2 * 4096 * 4096 * 14336 / 1e12 / took, "F.linear, BF16 4096x4096 by 4096x14336, median")
+            tflop, how = 2 * 4096 * 4096 * 14336 / 1e12, "F.linear, BF16 4096x4096 by 4096x14336"
+            yield Figure("gpu.dense_tflops", tflop / took, f"{how}, median")
+            runs = [self._rested(lambda: linear(tokens, weight), seconds) for _ in range(RESTS)]
+            if burst := burst_of([statistics.median(each) for each in zip(*runs, strict=False)], took):
+                yield Figure("gpu.burst_tflops", tflop / burst.each_s, f"{how}, behind {REST_S:g} s of rest, median of {RESTS}")
+                yield Figure("gpu.burst_s", burst.seconds, "until products took as long as their median")
             queries, keys = made(1, 32, LONG_PROMPT, 128), made(1, 8, LONG_PROMPT, 128)
 
             def attend() -> None:

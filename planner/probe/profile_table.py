@@ -77,6 +77,7 @@ def _card(of: str, vram_bytes: int, gpu: GpuConfig) -> list[tuple[str, str]]:
         (f"{of}gpu.context_bytes", show_bytes(gpu.context_bytes)),
         (f"{of}gpu.dense_tflops", f"{gpu.dense_tflops:.0f} TFLOP/s"),
         (f"{of}gpu.attention_tflops", f"{gpu.attention_tflops:.0f} TFLOP/s"),
+        *([(f"{of}gpu.burst_tflops", f"{gpu.burst_tflops:.0f} TFLOP/s for {show_seconds(gpu.burst_s)}")] if gpu.burst_tflops else []),
         (f"{of}gpu.memory_gbps", f"{gpu.memory_gbps:.0f} GB/s"),
         (f"{of}gpu.h2d", _curve(gpu.h2d)),
         (f"{of}gpu.d2h", _curve(gpu.d2h)),

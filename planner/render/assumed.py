@@ -36,6 +36,8 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
             yield f"{ranks} links", f"{at_once:.3g} GB/s at once", known
         yield "weights", f"{gpu.memory_gbps:.4g} GB/s from VRAM", from_("gpu.memory_gbps")
         yield "matrices", f"{gpu.dense_tflops:.3g} TFLOP/s", from_("gpu.dense_tflops")
+        if gpu.burst_tflops:
+            yield "", f"{gpu.burst_tflops:.3g} TFLOP/s for {show_seconds(gpu.burst_s)} behind a rest", from_("gpu.burst_tflops")
         yield "attention", f"{gpu.attention_tflops:.3g} TFLOP/s", from_("gpu.attention_tflops")
     else:
         yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")

@@ -102,13 +102,15 @@ def passes_of(plan: Plan, units: tuple[Unit, ...], batch: int, more: float = 0) 
     prompt_pass = prefill.bill(start) * (1 / prefill_passes(work, made.prefill_chunk_tokens, start))
     step = verifies.step() if each > 1 else prefill.step()
     least = {prompts: ns(bill.issuing_s) for prompts, bill in ((True, prompt_pass), (False, step))}
+    done_s = 0.0
     for first in range(start, work.prompt_tokens, made.prefill_chunk_tokens):
         last = min(work.prompt_tokens, first + made.prefill_chunk_tokens)
         prompt = replace(work, prompt_tokens=last)
         as_stored_s = _as_stored_s(plan, batch * (last - first))
         seconds, device_s = (
-            prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more) + as_stored_s for h, k in machines
+            prefill_compute_s(h, stay, prompt, batch, made.prefill_chunk_tokens, first, k, more, done_s) + as_stored_s for h, k in machines
         )
+        done_s += device_s
         before_s = lookup_s(plan.hardware, model, batch * (last - first), 1) if far else 0.0
         before_s += begun_issue_s(plan.hardware) + (restore_s if first == start else 0.0)
         issued_s, launched_s = (0.0, seconds) if waits else (seconds - device_s, 0.0)

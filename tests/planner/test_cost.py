@@ -175,6 +175,21 @@ def test_what_lies_between_matrix_products_adds_to_a_long_prefill():
     assert 20 * m.hidden * m.layers * m.compute_dtype.nbytes < elementwise_bytes_per_token(m, False)
 
 
+def test_a_card_that_has_rested_multiplies_faster_for_a_while():
+    m, w, usual = model(12), work(prompt_tokens=4096), machine()
+    usual = replace(usual, gpu=replace(usual.gpu, memory_gbps=1e9))
+
+    def seconds(burst_s, faster=2.0, **more):
+        quick = replace(usual, gpu=replace(usual.gpu, burst_tflops=faster * usual.gpu.dense_tflops, burst_s=burst_s))
+        return prefill_compute_s(quick, m, w, 1, 4096, **more)
+
+    always = prefill_compute_s(usual, m, w, 1, 4096)
+    assert seconds(always) == pytest.approx(always / 2)
+    assert seconds(always / 10) == pytest.approx(0.9 * always), "it saves as long as it lasts"
+    assert seconds(always / 10, after_s=always / 20) == pytest.approx(0.95 * always)
+    assert seconds(always, after_s=always) == seconds(always, 0.9) == seconds(always, 0.0) == always
+
+
 def test_ssd_rates_hold_at_measured_points_and_below_them():
     hardware = machine()
     assert ssd_gbps(hardware, 2**22, 8) == 5.0

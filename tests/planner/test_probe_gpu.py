@@ -16,7 +16,7 @@ from penstock.planner.probe import layer_launch as layer
 from penstock.planner.probe.dram_rates import Arena, Lock
 from penstock.planner.probe.driver import NvmlGpu, nvml_gpus
 from penstock.planner.probe.findings import CannotMeasure
-from penstock.planner.probe.gpu_rates import Gpu
+from penstock.planner.probe.gpu_rates import Gpu, burst_of
 from penstock.planner.probe.layer_launch import TinyDecoder, measure_launch
 
 MIB = 2**20
@@ -192,3 +192,20 @@ def test_launching_counts_the_issuing_and_not_the_waiting(monkeypatch):
     monkeypatch.setattr(layer, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     (figure,) = measure_launch("cpu", 1.0, wait)
     assert now[0] >= 30.0 and figure.value == 0.0
+
+
+def ends(*each_s: tuple[int, float]) -> list[float]:
+    """Of so many products of so many seconds each."""
+    return list(itertools.accumulate(s for count, s in each_s for _ in range(count)))
+
+
+def test_a_burst_lasts_until_products_take_their_usual_time() -> None:
+    found = burst_of(ends((100, 0.8e-3), (400, 1e-3)), 1e-3)
+    assert found is not None and found.each_s == pytest.approx(0.8e-3) and found.seconds == pytest.approx(0.072, rel=0.02)
+    drifting = burst_of(ends((100, 0.8e-3), (200, 0.999e-3), (200, 1.02e-3)), 1e-3)
+    assert drifting is not None and drifting.each_s == pytest.approx(0.8e-3), "what comes slowly later is no burst"
+
+
+@pytest.mark.parametrize("each", [[(500, 1e-3)], [(500, 1.1e-3)], [(500, 0.99e-3)], [(3, 5e-3), (497, 1e-3)], [(1, 2e-3)]])
+def test_a_card_that_is_as_fast_all_the_time_has_no_burst(each: list[tuple[int, float]]) -> None:
+    assert burst_of(ends(*each), 1e-3) is None

@@ -72,5 +72,5 @@ def _rates(config: HardwareConfig) -> Iterator[tuple[str, float]]:
 def _of_card(of: str, gpu: GpuConfig) -> Iterator[tuple[str, float]]:
     yield f"{of}.h2d", max((float(rate) for _, rate in gpu.h2d), default=0.0)
     yield f"{of}.d2h", max((float(rate) for _, rate in gpu.d2h), default=0.0)
-    for name in ("memory_gbps", "dense_tflops", "attention_tflops", "copy_s", "prompt_piece_s"):
+    for name in ("memory_gbps", "dense_tflops", "attention_tflops", "burst_tflops", "copy_s", "prompt_piece_s"):
         yield f"{of}.{name}", getattr(gpu, name)

@@ -85,6 +85,10 @@ class GpuConfig:
     """BF16 matrix products at prefill shapes."""
     attention_tflops: Annotated[float, RATE] = MISSING
     """Causal attention over long prompts, FLOPs of the lower triangle alone."""
+    burst_tflops: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """BF16 matrix products for the first `burst_s` of a card that has rested; 0: not measured, or no faster than `dense_tflops`."""
+    burst_s: Annotated[float, SECONDS] = 0.0
+    """Seconds of products until a card's power holds its clocks back."""
     memory_gbps: Annotated[float, RATE] = MISSING
     """Bytes of weights read per second at decode shapes."""
     h2d: list[list[Any]] = MISSING

@@ -182,6 +182,7 @@ def _gpu_mapping(gpu: Gpu) -> dict[str, Any]:
         "copy_s": gpu.copy_s,
         "layer_kernels_s": gpu.layer_kernels_s,
         "prompt_piece_s": gpu.prompt_piece_s,
+        **({"burst_tflops": gpu.burst_tflops, "burst_s": gpu.burst_s} if gpu.burst_tflops else {}),
     } | {name: dict(rates) for name, rates in (("decode", gpu.decode), ("products", gpu.products)) if rates}
 
 
@@ -191,6 +192,8 @@ def _gpu(cfg: GpuConfig, key: str = "hardware.gpu") -> Gpu:
         context_bytes=cfg.context_bytes,
         dense_tflops=cfg.dense_tflops,
         attention_tflops=cfg.attention_tflops,
+        burst_tflops=cfg.burst_tflops,
+        burst_s=cfg.burst_s,
         memory_gbps=cfg.memory_gbps,
         h2d=_curve(f"{key}.h2d", cfg.h2d),
         d2h=_curve(f"{key}.d2h", cfg.d2h),

@@ -42,6 +42,9 @@ class Gpu:
     h2d_pageable_gbps: float
     h2d_with_d2h_gbps: float
     """H2D share when both directions are busy."""
+    burst_tflops: float = 0.0
+    """BF16 matrix products of a card that has rested, for ``burst_s``. 0: not known, or no faster than ``dense_tflops``."""
+    burst_s: float = 0.0
     copy_s: float = 0.0
     """Host seconds of one copy to the card, beside a thread that launches kernels: the least time from one copy to the next. 0: not known,
     so nothing waits for it."""

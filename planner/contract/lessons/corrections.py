@@ -59,6 +59,7 @@ def _slowed_gpu(gpu: Gpu, k: Mapping[Figure, float]) -> Gpu:
         gpu,
         dense_tflops=gpu.dense_tflops / k[Figure.products],
         attention_tflops=gpu.attention_tflops / k[Figure.products],
+        burst_tflops=gpu.burst_tflops / k[Figure.products],
         memory_gbps=gpu.memory_gbps / k[Figure.weights],
         decode=_slowed_rates(gpu.decode, k[Figure.weights]),
         products=_slowed_rates(gpu.products, k[Figure.weights]),

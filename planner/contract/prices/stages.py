@@ -279,6 +279,16 @@ def _token_s(hardware: HardwareProfile, product_flops: float, attention_flops: f
     return product_flops / hardware.dense_tflops / 1e12 + attention_flops / hardware.attention_tflops / 1e12
 
 
+def burst_saves_s(hardware: HardwareProfile, flops_s: float, after_s: float) -> float:
+    """What a card saves of ``flops_s`` of products that begin ``after_s`` behind its rest: for ``burst_s`` it multiplies faster, until its
+    power holds the clocks back."""
+    gpu = hardware.gpu
+    if gpu is None or gpu.burst_tflops <= gpu.dense_tflops:
+        return 0.0
+    faster = gpu.burst_tflops / gpu.dense_tflops
+    return min(flops_s, faster * max(0.0, gpu.burst_s - after_s)) * (1 - 1 / faster)
+
+
 def between_products_s(hardware: HardwareProfile, model: ModelSpec, tokens: int, passes: int) -> float:
     """Seconds of a card between the matrix products of ``tokens`` tokens of prompts, in so many passes: what its memory moves, and, with
     the run's own kernels, what each layer of a pass takes besides."""
@@ -320,16 +330,19 @@ def prefill_compute_s(
     start: int = 0,
     kernels_s: float = 0.0,
     more: float = 0,
+    after_s: float = 0.0,
 ) -> float:
     """Compute seconds of the prefill from token ``start`` on, in passes of ``chunk_tokens`` per sequence. The LM head sees each last token
     alone; attention sees all tokens before its own. ``kernels_s``: what a layer's kernels beside its products take at least, where their
-    launches are hidden. ``more``: operations of a layer beside a whole pass's."""
+    launches are hidden. ``more``: operations of a layer beside a whole pass's. ``after_s``: for how long the device has computed since it
+    rested."""
     prompt = workload.prompt_tokens
     tokens = prompt - start
     head_flops = 2 * model.lm_head.elements
     per_token_s = _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops((prompt + start) / 2))
     rows = batch * min(chunk_tokens, tokens)
     flops_s = batch * (tokens * per_token_s + head_flops / hardware.dense_tflops / 1e12)
+    flops_s -= burst_saves_s(hardware, flops_s, after_s)
     first_s, other_s = (weight_pass_s(hardware, model, rows, more + prompt_operations(hardware, before)) for before in (False, True))
     passes = prefill_passes(workload, chunk_tokens, start)
     passes_s = passes * other_s + (0.0 if start else first_s - other_s)
