@@ -40,7 +40,7 @@ BUSY_CHUNK = 64 * 2**20
 """Copy size while the other direction or the bus is busy."""
 REST_S, RESTS = 1.0, 3
 """Before a burst of products is timed, and how often."""
-MOST_WON, LEAST_BURST = 0.9, 0.02
+LEAST_BURST = 0.02
 _PORTABLE = 1  # cudaHostRegisterPortable: page-locked for all cards
 
 
@@ -52,12 +52,19 @@ class Burst(NamedTuple):
 
 
 def burst_of(ends: Sequence[float], usual_s: float) -> Burst | None:
-    """The burst of equal products that ended so many seconds behind a rest, of ``usual_s`` each in the long run: until most of the time is
-    won that they win over these. None where they win less than ``LEAST_BURST``."""
-    won = [usual_s * count - end for count, end in enumerate(ends, 1)]
-    at = next((at for at, s in enumerate(won) if s >= MOST_WON * max(won)), 0)
-    each_s = ends[at] / (at + 1)
-    return Burst(each_s, ends[at]) if usual_s / each_s >= 1 + LEAST_BURST else None
+    """The burst of equal products that ended so many seconds behind a rest, of ``usual_s`` each in the long run: until where their means
+    before and behind differ most, each weighed by its products (the least squares of one step). None where it wins less than
+    ``LEAST_BURST``."""
+
+    def between(count: int) -> float:
+        before, behind = ends[count - 1] / count, (ends[-1] - ends[count - 1]) / (len(ends) - count)
+        return count * (len(ends) - count) * max(0.0, behind - before) ** 2  # a clock that rises first is no burst
+
+    if len(ends) < 2:
+        return None
+    count = max(range(1, len(ends)), key=between)
+    each_s = ends[count - 1] / count
+    return Burst(each_s, ends[count - 1]) if usual_s / each_s >= 1 + LEAST_BURST else None
 
 
 def host_register() -> Lock:
@@ -360,7 +367,7 @@ class Gpu:
             runs = [self._rested(lambda: linear(tokens, weight), seconds) for _ in range(RESTS)]
             if burst := burst_of([statistics.median(each) for each in zip(*runs, strict=False)], took):
                 yield Figure("gpu.burst_tflops", tflop / burst.each_s, f"{how}, behind {REST_S:g} s of rest, median of {RESTS}")
-                yield Figure("gpu.burst_s", burst.seconds, "until products took as long as their median")
+                yield Figure("gpu.burst_s", burst.seconds, "until they slowed down: one step by least squares")
             queries, keys = made(1, 32, LONG_PROMPT, 128), made(1, 8, LONG_PROMPT, 128)
 
             def attend() -> None:

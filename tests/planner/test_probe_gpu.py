@@ -201,8 +201,10 @@ def ends(*each_s: tuple[int, float]) -> list[float]:
 
 def test_a_burst_lasts_until_products_take_their_usual_time() -> None:
     found = burst_of(ends((100, 0.8e-3), (400, 1e-3)), 1e-3)
-    assert found is not None and found.each_s == pytest.approx(0.8e-3) and found.seconds == pytest.approx(0.072, rel=0.02)
+    assert found is not None and found.each_s == pytest.approx(0.8e-3) and found.seconds == pytest.approx(0.08)
     drifting = burst_of(ends((100, 0.8e-3), (200, 0.999e-3), (200, 1.02e-3)), 1e-3)
+    rising = burst_of(ends((1, 4e-3), (100, 0.8e-3), (400, 1e-3)), 1e-3)
+    assert rising is not None and rising.seconds == pytest.approx(0.084)
     assert drifting is not None and drifting.each_s == pytest.approx(0.8e-3), "what comes slowly later is no burst"
 
 
