@@ -370,7 +370,7 @@ STUDIES: Mapping[str, Study] = {
         rows_table, rows_checks, "waits.py"),
     "product_rates": Study(
         "A card's products over time",
-        "Matrix products soon after the card rested, after a second of them, and beside copies, over the rate as `planner probe` takes it.",
+        "Matrix products from the moment the card has rested until two seconds of them, alone and beside copies, over the first ones.",
         rows_table, rows_checks, "product_rates.py"),
     "serve": Study(
         "Serving",

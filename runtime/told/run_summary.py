@@ -54,6 +54,8 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
             " the longest took {longest_s:.2f} s at offset {offset} of {file}, {when}"
         )
         console.print(stalls.format(**report["stalls"]), style="yellow", markup=False, soft_wrap=True)
+    if asked := report.get("allocations_after_warmup"):
+        console.print(asked_line(asked), style="yellow", markup=False, soft_wrap=True)
     if outcome.logits:
         differ = "relative difference {relative_l2:.2%}, BF16 rounding explains {rounding:.2%}"
         same = "bit-identical" if outcome.logits["identical"] else differ
@@ -74,6 +76,14 @@ def show(console: Console, outcome: Outcome, report: Mapping[str, Any], path: Pa
     if report["interrupted"]:
         console.print(f"interrupted: {report['decode_tokens_total']} tokens are known, and figures are of these", style="yellow")
     console.print(f"report: {path}", style="dim", soft_wrap=True)
+
+
+def asked_line(times: int) -> str:
+    """Of VRAM that was asked of the driver after the start."""
+    return (
+        f"the driver was asked for VRAM {times} times after the start, and the card waited for each: activations found no place;"
+        " solve again with a smaller force.prefill_chunk_tokens"
+    )
 
 
 def _drafts_line(drafts: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from penstock.planner.contract.bills.cost import Prediction
 from penstock.planner.contract.decided.decisions import CachePolicy, KvPages
 from penstock.planner.contract.plan.planfile import read_plan
+from penstock.runtime.memory.cuda import VramWatch
 from penstock.runtime.told.busy import busy_line, busy_shares
 from penstock.runtime.told.stage_clock import StageUse
 from penstock.runtime.tools.pack import pack_checkpoint
@@ -163,6 +164,15 @@ def test_the_verbose_log_names_each_load_and_eviction(checkpoint: Path, tmp_path
 def test_without_verbose_there_is_no_log(here: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     here.run()
     assert "[penstock]" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("times", [0, 231])
+def test_vram_that_is_asked_of_the_driver_in_the_middle_is_said(
+    here: Desk, times: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VramWatch, "facts", lambda watch: {"allocations_after_warmup": times})
+    assert here.run()["allocations_after_warmup"] == times
+    assert ("asked for VRAM 231 times after the start" in capsys.readouterr().out) == (times > 0)
 
 
 def test_notes_of_the_plan_and_of_the_environment_are_said_once(here: Desk, capsys: pytest.CaptureFixture[str]) -> None:
