@@ -17,6 +17,22 @@ from penstock.planner.contract.config.profile_files import write_profile
 from penstock.planner.probe.profile_table import profile_table
 
 
+def card() -> GpuConfig:
+    return GpuConfig(
+        name="a GPU",
+        context_bytes=5,
+        dense_tflops=1.0,
+        attention_tflops=0.5,
+        burst_tflops=1.5,
+        burst_s=0.06,
+        memory_gbps=2.0,
+        h2d=[[262144, 20.0]],
+        d2h=[[262144, 19.0]],
+        h2d_pageable_gbps=7.0,
+        h2d_with_d2h_gbps=45.0,
+    )
+
+
 def profile(gpu: bool = False) -> HardwareConfig:
     return HardwareConfig(
         name="local",
@@ -26,7 +42,7 @@ def profile(gpu: bool = False) -> HardwareConfig:
         ssd=SsdConfig([[1048576, 4, 1.25]], 0.0),
         dram=DramConfig(20.0, 22.0, 0.3),
         cpu=CpuConfig(2, 1, 14.0, 0.16),
-        gpu=GpuConfig("a GPU", 5, 1.0, 0.5, 2.0, [[262144, 20.0]], [[262144, 19.0]], 7.0, 45.0) if gpu else None,
+        gpu=card() if gpu else None,
         layer_launch_s=3e-4,
         origin={"ssd.write_gbps": "not measured: no room in [x]", "ssd.read": "measured 2026-11-21: O_DIRECT"},
     )
