@@ -300,7 +300,7 @@ def in_parts(session: Session, tokens: int) -> None:
     """Have layers of ``session`` computed part by part, between two ranks."""
     engine, ways = session.engine, Ways()
     stepper = engine.stepper
-    parts = PassParts(tokens // PARTS, stepper.attention, engine.kv, engine._binder, stepper.put)
+    parts = PassParts(tokens // PARTS, stepper.attention, engine.kv, (engine._binder,), stepper.put)
     for layer in decoder_layers(engine.model):
         layer.forward = DealtLayer(own_forward(layer), lambda: ways, lambda: parts, 1, 1)
     before = stepper._begin_pass

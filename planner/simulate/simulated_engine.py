@@ -168,7 +168,7 @@ class SimulatedEngine:
             self._feed.enter(unit)
             self.record.waited(COMPUTE, self._feed.waits_for, str(unit), since, lanes.now)
         kv = self._kv if unit.kind == "attn" and unit.layer in self._kv_layers else None
-        if kv is not None:
+        if kv is not None and first:
             since = lanes.now
             kv.ask(unit.layer)
             yield Wait(partial(kv.ready, unit.layer), unit)
@@ -192,7 +192,7 @@ class SimulatedEngine:
             yield from self.routed.visit(each, self._plan.model.number_of(unit.layer))
         if last:
             self._feed.leave(unit)
-        if kv is not None:
+        if kv is not None and last:
             kv.leave(unit.layer)
         self.settle()
 

@@ -14,6 +14,7 @@ from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.given.hardware import HardwareProfile
+from penstock.planner.contract.ranks.rank_model import never_spilled
 from penstock.planner.contract.rules.limits import LIMITS
 from penstock.planner.solver.terms.formulation import Formulation
 from penstock.planner.solver.terms.linear import MB
@@ -113,8 +114,8 @@ def alternatives(problem: Problem) -> Iterator[Mend]:
     if problem.workload.kept_tokens and _fits(unkept):
         yield Mend("set workload.kept_tokens=0", unkept)
     spilled = replace(problem, workload=replace(problem.workload, kv_spill=True))
-    may_spill = not problem.workload.kv_spill and not problem.workload.is_served and problem.hardware.ssd_write_gbps
-    if may_spill and _fits(spilled):
+    stays = problem.workload.is_served or (problem.model.dealt is not None and never_spilled(problem.model))
+    if not problem.workload.kv_spill and not stays and problem.hardware.ssd_write_gbps and _fits(spilled):
         yield Mend("set workload.kv_spill=true", spilled)
     work, room = problem.workload, problem.workload.context_tokens // 2
     while work.context_tokens > work.end_tokens:

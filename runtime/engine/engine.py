@@ -96,7 +96,7 @@ class Engine:
             inputs, elsewhere, leading = self._open_inputs(), self.outside.attention, None if rank is None else rank.leading
             self.stepper = Stepper(self.model, device, self.kv, self._begin_pass, inputs, kernel, self._binder, elsewhere, leading)
             if rank is not None:
-                rank.take_parts(self.stepper.paged, self.kv, self._binder, inputs.put)
+                rank.take_parts(self.stepper.paged, self.kv, (self._binder, self.outside), inputs.put)
             fed, far = FedStepper(self.stepper, self.model, self._binder, self._rehearsal), len(self.outside.layers)
             self.recording = StepRecording(fed, self.experts, host, copier, rank, self._begin_pass, far, kernel is not None)
             self.prompts = PromptRecording(fed, copier, options)

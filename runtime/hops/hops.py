@@ -141,8 +141,9 @@ class Hops:
             self._peers.settle()
 
     def expect(self, parts: int) -> None:
-        """A pass comes of so many parts: a rank may be so many ahead of the next one, which it must not wait for."""
-        self._sent.most = MOST_SENT + parts
+        """A pass comes of so many parts: a rank may be so many ahead of the next one, which it must not wait for. None is kept beyond them:
+        a part comes round when the next rank has taken that part of the layer before."""
+        self._sent.most = parts if parts > 1 else MOST_SENT
 
     def let_go(self) -> None:
         """Another rank is gone: nothing of this one waits for it any more, until :meth:`close`."""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from penstock.runtime.hops.hop import Hop, HopMeter
 
 MOST_SENT = 8
-"""Hidden states on their way from here, beside those of a pass's parts: an older one is waited for."""
+"""Hidden states on their way from here, in a pass that is not in parts: an older one is waited for."""
 
 
 class Sent:

@@ -19,7 +19,7 @@ from penstock.runtime.model.rows import Step
 
 
 class Holds(Protocol):
-    """Keeps units entered while it is ``held``: ``model.binding.Binder`` fits."""
+    """Keeps what is entered while it is ``held``: ``model.binding.Binder`` and ``kv.outside.outside_kv.OutsideKv`` fit."""
 
     held: bool
 
@@ -27,12 +27,12 @@ class Holds(Protocol):
 class PassParts:
     """Passes with prompts in parts of at most ``tokens`` each, by which ``attention`` attends over ``pool``; 0 leaves them whole.
 
-    A part attends to those before it, as a later pass would. A layer's weights stay where they are until its last part is computed, so they
-    are streamed once a pass. ``put`` brings a part's numbers to the device, once a pass.
+    A part attends to those before it, as a later pass would. What ``holds`` have of a layer, weights and KV, stays where it is until its
+    last part is computed, so it is streamed once a pass. ``put`` brings a part's numbers to the device, once a pass.
     """
 
-    def __init__(self, tokens: int, attention: PagedAttention, pool: KvPool, units: Holds, put: Put):
-        self._tokens, self._attention, self._pool, self._units, self._put = tokens, attention, pool, units, put
+    def __init__(self, tokens: int, attention: PagedAttention, pool: KvPool, holds: Sequence[Holds], put: Put):
+        self._tokens, self._attention, self._pool, self._holds, self._put = tokens, attention, pool, holds, put
         self._step = Step(())
         self._parts: Sequence[Step] = ()
         self._places: list[RowPlaces] = []
@@ -70,7 +70,8 @@ class PassParts:
                 self._places.append(self._attention.places_of(part, self._put))
             self._attention.turn_to(self._places[number])
             self._pool.begin_pass(part)
-            self._units.held = number + 1 < len(self._parts)
+            for one in self._holds:
+                one.held = number + 1 < len(self._parts)
             yield
         self._pool.begin_pass(self._step)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -55,11 +56,11 @@ class Rank:
         parts = plan.decisions.prefill_part_tokens
         return cls(number, dealing, plan.model.vocab, dealt, company, leading, parts, one_card, recorded=recorded)
 
-    def take_parts(self, attention: PagedAttention | None, pool: KvPool, units: Holds, put: Put) -> None:
+    def take_parts(self, attention: PagedAttention | None, pool: KvPool, holds: Sequence[Holds], put: Put) -> None:
         """Have passes of prompts go through the layers in parts, where the plan says so. Where rows are computed each for itself they stay
         whole."""
         if self.part_tokens and attention is not None:
-            self.model.parts = PassParts(self.part_tokens, attention, pool, units, put)
+            self.model.parts = PassParts(self.part_tokens, attention, pool, holds, put)
 
     def meet(self, device: torch.device) -> None:
         """Make and warm up the ways to the other ranks, all at the same time, once the card is open."""

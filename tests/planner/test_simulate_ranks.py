@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, PASS, SSD
-from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.recording import can_record
@@ -70,6 +70,19 @@ CASES = {
 }
 
 
+SPILLS = {
+    "half of it in DRAM": (2, host(vram=900 * MB, **CARDS), {"prompt_tokens": 4096, "new_tokens": 64, "batch": 8}, Tier.dram),
+    "four cards": (4, host(vram=2 * GB, **CARDS), {"prompt_tokens": 8192, "new_tokens": 16, "batch": 32}, Tier.dram),
+    "beside layers of the drive": (
+        2,
+        host(vram=900 * MB, dram_bytes=2900 * MB, **CARDS),
+        {"prompt_tokens": 4096, "new_tokens": 24, "batch": 8},
+        Tier.dram,
+    ),
+    "on the drive": (2, host(vram=0, dram_bytes=4 * GB), {"prompt_tokens": 2048, "new_tokens": 16, "batch": 32}, Tier.ssd),
+}
+
+
 LONG, FEW = {"prompt_tokens": 8192, "new_tokens": 8}, {"prompt_tokens": 2048, "new_tokens": 8}
 UNEVEN = {
     "streamed": ((16, 8), host(vram=700 * MB, **CARDS), work(requests=3)),
@@ -117,6 +130,16 @@ def test_a_plan_of_ranks_takes_as_long_as_its_lanes_and_hops(count, hardware, wh
     assert copied == pytest.approx(promised.h2d_bytes_per_token, rel=0.02)
     every = RanksSimulation(plan, Options(skip=False)).run() if count < 4 else acted
     assert [one.total_ns for one in every] == [one.total_ns for one in acted], "passes that come again are counted as they are"
+
+
+@pytest.mark.parametrize(("count", "hardware", "asked", "tier"), SPILLS.values(), ids=SPILLS)
+def test_each_rank_brings_the_kv_of_its_layers(count: int, hardware: HardwareProfile, asked: dict[str, int], tier: Tier) -> None:
+    """Once for all parts of a prompt. The CPU, which could compute units, does not where KV lies outside VRAM."""
+    hardware = replace(hardware, host=HOST if hardware.gpu else None)
+    plan = answer_dealt(Question(hardware, model(layers=24), work(**asked, kv_spill=True), ranks=count))
+    acted = as_promised(plan, 0.03, 0.04)
+    assert plan.decisions.kv.of(tier) > 0 and plan.decisions.prefill_part_tokens > 0
+    assert not any(one.plan.placement.host_units for one in acted)
 
 
 @pytest.mark.parametrize(("counts", "asked"), LAUNCHED.values(), ids=LAUNCHED)

@@ -12,7 +12,7 @@ from penstock.planner.contract.given.hardware import HardwareProfile
 from penstock.planner.contract.given.model import ModelSpec
 from penstock.planner.contract.given.workload import Workload
 from penstock.planner.contract.ranks.dealing import Dealing
-from penstock.planner.contract.ranks.rank_model import never_dealt, never_sliced
+from penstock.planner.contract.ranks.rank_model import never_dealt, never_sliced, never_spilled
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def check_ranks(
         raise UserError(f"{asked}: {model.name} runs on one rank, since {why}; set ranks=1")
     if share is ExpertShare.sliced and (why := never_sliced(model, count)):
         raise UserError(f"moe.share=sliced: {why}; set moe.share=whole")
-    if workload.kv_spill:
-        raise UserError(f"{asked}: workload.kv_spill=true works on one rank alone yet; set ranks=1, or leave workload.kv_spill out")
+    if workload.kv_spill and (why := never_spilled(model)):
+        raise UserError(f"{asked}: with workload.kv_spill=true {why}; set ranks=1, or leave workload.kv_spill out")
 
 
 def _check_hosts(hardware: HardwareProfile, count: int) -> None:

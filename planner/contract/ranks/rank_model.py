@@ -17,6 +17,12 @@ def never_dealt(model: ModelSpec) -> str:
     return model.kv_stays_because
 
 
+def never_spilled(model: ModelSpec) -> str:
+    """Why KV of running sequences stays where ``model`` computes, once it is dealt; empty where it may lie elsewhere."""
+    routed = model.experts is not None or (model.dealt is not None and model.dealt.routed > 0)
+    return "missed experts would wait for copies of KV, for as long as nobody predicts" if routed else ""
+
+
 def never_sliced(model: ModelSpec, count: int) -> str:
     """Why ``model``'s routed experts cannot lie with ``count`` ranks in slices; empty where they can."""
     experts = model.of_kind(UnitKind.expert)

@@ -33,6 +33,11 @@ class PartedPass:
 
     parts: tuple[Pass, ...]
 
+    @property
+    def whole(self) -> Pass:
+        """The first part, with the KV that goes out of all."""
+        return replace(self.parts[0], kv_new=sum(part.kv_new for part in self.parts))
+
 
 class RankPlay:
     """Rank ``number`` of ``plan``, on ``clock``. It shares bus, drive and links with those of its host. ``here`` is what has come to any
@@ -70,7 +75,7 @@ class RankPlay:
 
     def begin_batch(self, batch: int, passes: Sequence[tuple[int, PartedPass]]) -> None:
         """``passes`` of so many sequences come next."""
-        self.engine.begin_batch(batch, [Passes(count, one.parts[0]) for count, one in passes])
+        self.engine.begin_batch(batch, [Passes(count, one.whole) for count, one in passes])
 
     def passing(self, asked: PartedPass) -> Iterator[Wait]:
         """This rank's part of one pass, in steps between which something is waited for."""

@@ -187,10 +187,8 @@ class Formulation(LinearProgram):
             UnitKind.head: self.head_blocks - self.head,
         }
         launched = self._launched()
-        # no KV of several ranks lies outside VRAM
-        interrupted = 1 - self.all_cached if p.model.dealt is not None else launched if p.workload.kv_spill else 0
         kept = streamed | {UnitKind.ffn: streamed[UnitKind.ffn] - self.from_ssd}
-        self.host = HostTerms(self, p, kept, interrupted, launched, self.ticks_per_s)
+        self.host = HostTerms(self, p, kept, self._interrupted(launched), launched, self.ticks_per_s)
         self.host.keep_slots(self.ring)
         if self.wider:
             self.host.widen_ring(self.ring, self.attn + self.ffn + self.head, 2 * self.layers + self.head_blocks)
@@ -295,6 +293,19 @@ class Formulation(LinearProgram):
             return launched
         self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * launched)
         return launched
+
+    def _interrupted(self, launched: Amount) -> Amount:
+        """1 where no unit is handed to the CPU: KV lies outside VRAM, or, of several ranks, each pass reads the SSD. ``launched``: see
+        :meth:`_launched`."""
+        dealt, spills = self.problem.model.dealt is not None, self.problem.workload.kv_spill
+        if not dealt:
+            return launched if spills else 0
+        if not spills:
+            return 1 - self.all_cached
+        interrupted = self.integer("interrupted", 0, 1)
+        self.add(interrupted >= 1 - self.all_cached)
+        self.add(self.kv.layers[Tier.dram] + self.kv.layers[Tier.ssd] <= self.layers * interrupted)
+        return interrupted
 
     def _lasts(self, phase_t: Amount, bill: Price, bit: pulp.LpVariable | int = 1, most: Price = NOTHING) -> None:
         """``phase_t`` is no less than ``bill`` where ``bit`` is 1; ``most`` is what the bill can be.

@@ -54,13 +54,13 @@ class OutsidePlace:
 
     def enter(self, shape: TokenShape) -> torch.Tensor:
         self._token_bytes = shape.nbytes
-        return self._outside.fitted(self._outside.stream.enter(self._layer, shape.nbytes), self._layer, shape.nbytes)
+        return self._outside.enter(self._layer, shape.nbytes)
 
     def written(self) -> None:
-        self._outside.stream.written(self._layer, self._token_bytes)
+        self._outside.written(self._layer, self._token_bytes)
 
     def leave(self) -> None:
-        self._outside.stream.leave(self._layer, self._token_bytes)
+        self._outside.leave(self._layer, self._token_bytes)
 
     def forget(self, sequence: int) -> None:
         self._outside.living.forget(sequence)
@@ -95,6 +95,9 @@ class OutsideKv:
         self._stack = ExitStack()
         self._pool: KvPool | None = None
         self._stream: KvStream | None = None
+        self.held = False
+        """Whether the layer that is entered stays so when it is left: a further part of the pass computes it."""
+        self._entered: torch.Tensor | None = None
         seen = windows(model.config)
         self.living = LivingRows(kv.page_tokens, seen)
         self.regions: dict[int, torch.Tensor] = {}
@@ -145,6 +148,7 @@ class OutsideKv:
         that begins anew."""
         if not self.layers:
             return
+        self.held, self._entered = False, None
         attends = self.attention is not None and self.attention.begin_pass(step, live=self._pool is not None)
         if self._pool is not None:
             if not self.living.follow(step) or attends is not self._attends:
@@ -179,12 +183,24 @@ class OutsideKv:
         self.end()
         self._stack.close()
 
-    def fitted(self, buffer: torch.Tensor, layer: int, token_bytes: int) -> torch.Tensor:
-        """What of ``buffer`` the pool's tokens take. RuntimeError where that is more than was planned for."""
+    def enter(self, layer: int, token_bytes: int) -> torch.Tensor:
+        """What the pool's tokens take of the buffer of ``layer``. RuntimeError where that is more than was planned for."""
         self._token_bytes[layer] = token_bytes
         if self._tokens * token_bytes > self._nbytes:
             raise RuntimeError(f"KV of layer {layer}: {self._tokens} tokens of {token_bytes} bytes, planned are {self._nbytes}")
-        return buffer[: self._tokens * token_bytes]
+        if self._entered is None:
+            self._entered = self.stream.enter(layer, token_bytes)
+        return self._entered[: self._tokens * token_bytes]
+
+    def written(self, layer: int, token_bytes: int) -> None:
+        """Of the pass's last part, so that new tokens go out together."""
+        if not self.held:
+            self.stream.written(layer, token_bytes)
+
+    def leave(self, layer: int, token_bytes: int) -> None:
+        if not self.held:
+            self._entered = None
+            self.stream.leave(layer, token_bytes)
 
     @property
     def _places(self) -> Mapping[int, OutsidePlace]:

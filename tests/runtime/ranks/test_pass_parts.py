@@ -71,7 +71,7 @@ def run(checkpoint: Path, chunk: int, parts: int, prompts: Sequence[Sequence[int
     batch = Batch(prompts, 3, chunk)
     with opened(plan, checkpoint, LockingCopier()) as session:
         engine = session.engine
-        cut = PassParts(parts, engine.stepper.attention, engine.kv, engine._binder, engine.stepper.put)
+        cut = PassParts(parts, engine.stepper.attention, engine.kv, (engine._binder,), engine.stepper.put)
         for layer in decoder_layers(engine.model):
             layer.forward = DealtLayer(own_forward(layer), lambda: None, lambda: cut, before=None, behind=None)
         before = engine.stepper._begin_pass
