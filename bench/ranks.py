@@ -11,6 +11,7 @@
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 parts=512,256  # in VRAM
     python bench/ranks.py work=/dev/shm/penstock out=8b.json counts=1,2,4 model=llama8b layers=32 vram= rounds=4 launched=true
     python bench/ranks.py work=/dev/shm/penstock out=ring.json counts=1,2 layers=24 ring=4,1  # and one slot of four for FFN units
+    python bench/ranks.py work=/dev/shm/penstock out=kv.json counts=1,2 model=llama8b layers=32 prompt=8192 batch=16 spill=true  # and KV
     python bench/ranks.py work=bench-work out=cpu.json counts=1,2 model=demo layers=8 vram= hardware=cpu     # without cards: it runs
 
 Makes one checkpoint of random weights and probes the machine once for all commands over `work`, all cards' links and the CPU's products
@@ -39,6 +40,8 @@ by kernel. Both beside the first of `counts` are rows.
 
 With `ring` each count is solved and run once more by a ring of so many slots, and of these for FFN units. Its steps and prompts are set
 beside those of the plan as it is solved.
+
+With `spill` the KV of some layers may lie in DRAM or on the drive, so that links bring it beside the weights.
 
 With `share` the checkpoint's routers have favourites, as bench/moe.py makes them: so much of all uses goes to `slots` experts a layer.
 Routings of another prompt are recorded by one rank first, and all plans are made for them.
@@ -84,6 +87,7 @@ KEYS = (
     "parts",
     "launched",
     "ring",
+    "spill",
 )
 REACHED = {"decode": {1: ">= 0.95", 2: ">= 0.95", 4: ">= 0.92"}, "prefill": {count: ">= 0.92" for count in (1, 2, 4)}}
 FASTER = {"decode": {2: ">= 1.85", 4: ">= 2.9"}, "prefill": {2: ">= 1.8", 4: ">= 2.85"}}
@@ -140,11 +144,14 @@ class Ranks:
         steps, prompt = self.given.get("steps", "24"), self.given.get("prompt", "2048")
         batch = self.given.get("batch", "1")
         work = {"prompt_tokens": prompt, "new_tokens": steps, "context_tokens": 0, "batch": batch, "requests": batch}
+        spill = self.given.get("spill", "false") == "true"
+        work |= {"kv_spill": "true"} if spill else {}
         solve = [f"hardware={hardware}", f"ranks={count}", *(f"workload.{key}={value}" for key, value in work.items())]
         vram_bytes = [f"hardware.vram_bytes={vram}"] if vram else []
         words = [f"hardware.links.word_hop_s={self.given['words']}"] if "words" in self.given and count > 1 else []
         routed = ["moe.host=copied"] if "share" in self.given and count == 1 else []
         links_alone = [] if "cpu" in self.given else ["force.host_ffn=0", *routed]
+        links_alone += ["force.host_attention=0"] if spill and "cpu" not in self.given else []
         rounds = [f"rounds={self.given['rounds']}"] if "rounds" in self.given else []
         return self.bench.run(name, self.checkpoint(), [*solve, *vram_bytes, *words, *links_alone, *more], [*run, *rounds])
 

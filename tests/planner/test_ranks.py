@@ -342,7 +342,7 @@ def test_too_many_ranks_are_refused_in_one_line(count, change, says):
 @pytest.mark.parametrize(
     ("of", "asked", "says"),
     [
-        (model(experts=8), {"kv_spill": True}, r"with workload\.kv_spill=true missed experts .*; set ranks=1, or leave workload\.kv_spill"),
+        (model(experts=8), {"kv_spill": True}, r"with workload\.kv_spill=true copies of KV .*; set ranks=1, or leave workload\.kv_spill"),
         (replace(model(), state_bytes=5), {}, "small runs on one rank, since some layers keep a state that cannot"),
     ],
 )

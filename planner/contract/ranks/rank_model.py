@@ -20,7 +20,7 @@ def never_dealt(model: ModelSpec) -> str:
 def never_spilled(model: ModelSpec) -> str:
     """Why KV of running sequences stays where ``model`` computes, once it is dealt; empty where it may lie elsewhere."""
     routed = model.experts is not None or (model.dealt is not None and model.dealt.routed > 0)
-    return "missed experts would wait for copies of KV, for as long as nobody predicts" if routed else ""
+    return "copies of KV hold up missed experts, for a time that nobody predicts" if routed else ""
 
 
 def never_sliced(model: ModelSpec, count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
@@ -56,13 +56,13 @@ def generated(plan: Plan, checkpoint: Path, company: Company | None, batch: Batc
         return made, session.engine.facts()
 
 
-def of_ranks(made: Decisions, checkpoint: Path, recorded: bool, share: ExpertShare = ExpertShare.whole) -> Plan:
+def of_ranks(made: Decisions, checkpoint: Path, recorded: bool, share: ExpertShare = ExpertShare.whole, **work: Any) -> Plan:
     """A plan of two ranks, whose steps are recorded with their hops, or launched."""
     rates = HostRates(2, {"BF16": Curve(((1, 20.0), (4, 20.0)))}, 1e-5, 0.75, 0.84, attention_hop_s=1e-4)
     links = Links(word_hop_s=2e-5 if recorded else 0.0)
     found = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), links=links, host=rates)
     assert found.gpu is not None
-    return dealt_plan(checkpoint, made, 2, replace(found, gpu=replace(found.gpu, layer_kernels_s=1e-5)), share)
+    return dealt_plan(checkpoint, made, 2, replace(found, gpu=replace(found.gpu, layer_kernels_s=1e-5)), share, **work)
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
@@ -79,6 +79,17 @@ def test_two_ranks_on_a_card_say_what_one_says(tmp_path: Path, company: Company,
     assert found.tokens == wanted.tokens
     for a, b in zip(found.logits, wanted.logits, strict=True):
         assert torch.allclose(a.float(), b.float(), atol=0.02 * b.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("parts", [0, 7], ids=["whole", "in parts"])
+def test_two_ranks_on_a_card_bring_the_kv_of_their_layers(tmp_path: Path, company: Company, parts: int) -> None:
+    """Of each rank's three layers one lies in VRAM, one in DRAM, one on the SSD."""
+    checkpoint = save_tiny(tmp_path)
+    made = replace(decisions(gpu=True, **PLACES["streamed"]), prefill_part_tokens=parts)
+    home, outside = (replace(made, kv=KvPages(64, *(count * 4 for count in places))) for places in ((3, 0, 0), (1, 1, 1)))
+    wanted, _ = generated(of_ranks(home, checkpoint, False), checkpoint, company)
+    found, _ = generated(of_ranks(outside, checkpoint, False, kv_spill=True), checkpoint, company)
+    assert found.tokens == wanted.tokens and all(map(torch.equal, found.logits, wanted.logits))
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
