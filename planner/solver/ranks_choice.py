@@ -22,9 +22,6 @@ from penstock.planner.solver.program import optimum
 from penstock.planner.solver.simple_choice import choose, doubt
 from penstock.planner.solver.terms.problem import Question
 
-_ALONE = ("expert_host",)
-"""Decisions of one rank alone yet."""
-
 
 def on_ranks(cfg: SolveConfig, question: Question) -> tuple[Question, tuple[str, ...]]:
     """``question`` of the ranks that ``cfg`` asks for, and what is to be said of them. Where it says nothing: one for each card of every
@@ -67,9 +64,6 @@ def _check(cfg: SolveConfig, question: Question, count: int) -> None:
         return
     if cfg.speculate is Speculate.mtp:
         raise UserError(f"ranks={count}: speculate=mtp: further heads read the hidden states of one rank alone yet; set ranks=1")
-    for name in _ALONE:
-        if q.force.given.get(name):
-            raise UserError(f"ranks={count}: {q.force.key(name)} is of one rank alone yet; set ranks=1, or leave it out")
 
 
 def may_spare(question: Question) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.measures import show_seconds
-from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.plan.plan_ranks import check_ranks
@@ -32,6 +32,8 @@ def share_of(asked: ExpertShare | None, question: Question) -> tuple[ExpertShare
         return asked or ExpertShare.whole, ()
     if q.hardware.gpu is None or q.hardware.others or q.workload.is_served or _asks_routers(q):
         return ExpertShare.whole, ()
+    if q.force.expert_host is MissedExperts.split:
+        return ExpertShare.whole, ("each rank has whole experts, of its own layers: the CPU computes no slices",)
     if why := never_sliced(q.model, q.ranks) or _pieces(q):
         return ExpertShare.whole, (f"each rank has whole experts, of its own layers: {why}",)
     try:
@@ -49,6 +51,8 @@ def _check(question: Question) -> None:
     if q.ranks == 1:
         raise UserError("moe.share=sliced: one rank has whole experts; set ranks=2 or more, or leave moe.share out")
     check_ranks(q.hardware, q.model, q.workload, q.ranks, ExpertShare.sliced)
+    if q.force.expert_host is MissedExperts.split:
+        raise UserError("moe.share=sliced: slices of experts are computed by their cards; set moe.share=whole, or leave moe.host out")
     if _asks_routers(q):
         raise UserError("moe.share=sliced: moe.policy=lookahead asks routers of layers that a rank has not; leave moe.policy out")
 

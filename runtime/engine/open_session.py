@@ -139,7 +139,7 @@ def _host_side(plan: Plan, skeleton: Skeleton, ground: Ground, options: EngineOp
     if split is not None and plan.hardware.host is not None:
         host, dtype = plan.hardware.host, getattr(torch, plan.model.compute_dtype)
         threads = host.threads_of(plan.model.ffn_formats)
-        share = CpuShare(split, threads, host.ahead_bytes, decided.batch, plan.model.hidden, dtype, options.tell)
+        share = CpuShare(split, threads, host.ahead_bytes, decided.batch, plan.model.hidden, dtype, plan.model.dealt is None, options.tell)
     experts = ExpertRoom.of(plan.model.experts, decided.experts, plan.placement.gpu, skeleton.store, skeleton.layers, share)
     rate = ssd_gbps(plan.hardware, ssd.block_bytes, ssd.queue_depth)
     return HostSide(plan.placement, KvShare.of(plan), experts, rate, skeleton, ground.arena, options, say)

@@ -39,6 +39,8 @@ class CpuShare:
     hidden: int
     dtype: torch.dtype
     """What the model computes in."""
+    alone: bool = True
+    """Whether these threads have their cores to themselves: those of several ranks work in turn."""
     tell: Callable[[str], None] = lambda line: None
     """Gets lines for the user."""
 

@@ -90,7 +90,7 @@ class Experts:
             return units[layer].of(expert, views.of((layer, expert), slot, buffer))
 
         shape = share.rows, room.experts.top_k, share.hidden
-        return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card, share.dtype)
+        return BesideCard(share.split, room.experts.expert_bytes, pool, unit_of, shape, device, card, share.dtype, share.alone)
 
     @property
     def results(self) -> torch.Tensor | None:

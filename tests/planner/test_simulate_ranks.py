@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from penstock.planner.common.errors import UserError
 from penstock.planner.common.timeline.spans import COMPUTE, CPU, H2D, PASS, SSD
-from penstock.planner.contract.decided.decisions import ExpertPolicyName, ResidentForms, Tier
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts, ResidentForms, Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.decided.recording import can_record
 from penstock.planner.contract.experts.expert_hits import default_hit_rates
 from penstock.planner.contract.given.curve import Curve
+from penstock.planner.contract.given.dealt import ExpertShare
 from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.hardware import Card, HardwareProfile
 from penstock.planner.contract.given.host_rates import HostRates
 from penstock.planner.contract.given.links import Links
-from penstock.planner.contract.given.model import Experts, ModelSpec
+from penstock.planner.contract.given.model import Experts, ModelSpec, Routers
 from penstock.planner.contract.given.network import Network
 from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Workload
@@ -33,6 +34,7 @@ from penstock.planner.contract.plan.schedules import ALONE, OWN, schedules_of
 from penstock.planner.contract.policy.schedule_choice import Schedule
 from penstock.planner.contract.prices.beside import Beside
 from penstock.planner.contract.prices.launches import is_recorded
+from penstock.planner.contract.prices.missed_experts import host_split
 from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.ranks.dealing import Dealing
 from penstock.planner.contract.ranks.rank_model import model_of_rank
@@ -44,6 +46,7 @@ from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.solver.layer_counts import with_counts
 from penstock.planner.solver.ranks_choice import answer_dealt
+from penstock.planner.solver.share_choice import share_of
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
 from tests.planner.small import GB, MB, gpu, model, work
@@ -140,6 +143,30 @@ def test_each_rank_brings_the_kv_of_its_layers(count: int, hardware: HardwarePro
     acted = as_promised(plan, 0.03, 0.04)
     assert plan.decisions.kv.of(tier) > 0 and plan.decisions.prefill_part_tokens > 0
     assert not any(one.plan.placement.host_units for one in acted)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("count", [2, 4])
+def test_the_cpu_computes_missed_experts_of_all_ranks_in_turn(count: int, batch: int) -> None:
+    """The card of each rank is spared them in its own turn. Threads sleep meanwhile, so that each visit wakes them up."""
+    routed = model(layers=16, ffn=2400 * MB, experts=64)
+    whole = replace(routed, model_type="mixtral", routers=Routers(8, default_hit_rates(64, 8)))
+    hardware = host(vram=4 * GB, dram_bytes=60 * GB, **WORDS | {"host": HOST})
+    question = Question(hardware, whole, work(new_tokens=24, batch=batch), ranks=count)
+    copied, split = (answer_dealt(replace(question, force=Force(expert_host=way))) for way in MissedExperts)
+    assert split.prediction.decode_s_per_token < 0.95 * copied.prediction.decode_s_per_token
+    acted = as_promised(split, 0.06, 0.06)
+    assert all(one.computed_on_cpu for one in acted)
+    for ranks, hop_s in ((count, HOST.attention_hop_s), (1, HOST.hop_s)):
+        plan = answer_dealt(replace(question, force=Force(expert_host=MissedExperts.split), ranks=ranks)).of_rank(0)
+        shared = host_split(plan.hardware, plan.model, plan.decisions.experts, batch)
+        assert shared is not None and shared.hop_s == hop_s
+    both = replace(question, force=Force(expert_host=MissedExperts.split))
+    with pytest.raises(UserError, match="allowed: copied, since slices of experts are computed by their cards"):
+        answer_dealt(replace(both, share=ExpertShare.sliced))
+    with pytest.raises(UserError, match=r"moe\.share=sliced: slices .* set moe\.share=whole, or leave moe\.host out"):
+        share_of(ExpertShare.sliced, both)
+    assert share_of(None, both)[0] is ExpertShare.whole
 
 
 @pytest.mark.parametrize(("counts", "asked"), LAUNCHED.values(), ids=LAUNCHED)

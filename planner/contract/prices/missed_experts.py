@@ -22,6 +22,7 @@ from penstock.planner.contract.prices.price import Price, Resource
 from penstock.planner.contract.prices.price_table import passed
 from penstock.planner.contract.prices.sizes import expert_vram_bytes
 from penstock.planner.contract.prices.stages import between_experts_s, expert_copy_s, expert_step_s
+from penstock.planner.contract.ranks.rank_chain import fetching_turns
 
 GATED = frozenset(
     {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "minimax_m2", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "qwen3_next"}
@@ -37,8 +38,8 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
         return "there is no GPU"
     if hardware.host is None:
         return "the CPU's products beside the GPU were not measured"
-    if model.dealt is not None:
-        return "the CPU computes experts of one rank alone yet"
+    if model.slices > 1:
+        return "slices of experts are computed by their cards"
     if model.experts is None or model.model_type not in {*GATED, CLAMPED}:
         return "the CPU does not compute this model's experts"
     if no_f16_rates(hardware, model):
@@ -51,7 +52,8 @@ def no_split(hardware: HardwareProfile, model: ModelSpec) -> str:
 
 
 def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots | None, batch: int) -> HostSplit | None:
-    """How a step of ``batch`` rows shares missed experts, as ``slots`` decide; None where all are copied."""
+    """How a step of ``batch`` rows shares missed experts, as ``slots`` decide; None where all are copied. Of several ranks the threads
+    sleep while others have the cores, and wake up for each visit: that takes as long as for the CPU's attention."""
     if slots is None or slots.host is MissedExperts.copied or no_split(hardware, model):
         return None
     host, gpu, experts = hardware.host, hardware.gpu, model.experts
@@ -61,7 +63,8 @@ def host_split(hardware: HardwareProfile, model: ModelSpec, slots: ExpertSlots |
     assert curve is not None, "no_split says so"
     seconds = tuple(experts.expert_bytes / curve.at(rows) / GB for rows in range(1, min(batch, host.most_rows(stored)) + 1))
     copy_s, asked_s = expert_copy_s(gpu, experts, slots.chunk_bytes), handed_issue_s(hardware)
-    return HostSplit(copy_s, seconds, host.hop_s, host.beside_h2d, host.h2d_beside, asked_s)
+    hop_s = host.hop_s if model.dealt is None else max(host.hop_s, host.attention_hop_s)
+    return HostSplit(copy_s, seconds, hop_s, host.beside_h2d, host.h2d_beside, asked_s)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,7 @@ class Missed:
         seconds = {
             Resource.h2d: link_s + host_s * (1 - split.link_beside) / split.host_beside,
             Resource.cpu: host_s,
-            Resource.card: -on_host * expert_step_s(hardware, model, batch),
+            Resource.card: -on_host * expert_step_s(hardware, model, batch) * fetching_turns(model),
         }
         bill, link_last = Price(seconds, alongside=host_s) + passed(hardware, experts.expert_bytes), mean(*(way.link_last for way in ways))
         return cls(bill, *ways, 1 - on_host, odds, link_last)

@@ -125,11 +125,11 @@ class BesideCard:
 
     def __init__(
         self, split: HostSplit, copy_bytes: int, pool: HostPool, unit_of: UnitOf, shape: tuple[int, int, int], copier: CopyDevice,
-        device: torch.device, dtype: torch.dtype = torch.bfloat16,
+        device: torch.device, dtype: torch.dtype = torch.bfloat16, spins: bool = True,
     ):  # fmt: skip
         """``copy_bytes``: of an expert. ``shape``: rows of a step at most, experts of a token, hidden. ``dtype``: of rows and
-        results."""
-        self._dtype = dtype
+        results. ``spins``: whether threads wait awake for a router's choice."""
+        self._dtype, self._spins = dtype, spins
         self._split, self._copy_bytes, self._pool, self._unit_of, self._copier = split, copy_bytes, pool, unit_of, copier
         rows, top_k, hidden = shape
         self._rows = rows
@@ -159,7 +159,8 @@ class BesideCard:
         rows = hidden.shape[0]
         if rows <= self._rows:
             torch.add(hidden, 0, out=self._x_alone if rows == 1 else self._x_there[:rows])
-            self._pool.near()
+            if self._spins:
+                self._pool.near()
 
     def begin(self, layer: int, routing: Routing, places: Mapping[int, tuple[int, torch.Tensor]], queued_bytes: int) -> Sequence[Asked]:
         """Have the CPU's share of a step's missed experts computed. ``places`` are their slots in DRAM, ``queued_bytes`` what the link has

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, MissedExperts
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
@@ -70,3 +70,23 @@ def test_two_ranks_stream_experts_as_one_does(tmp_path: Path, company: Company, 
     found, facts = generated(dealt_plan(checkpoint, made, 2, machine(True, devices=(0, 1)), share), checkpoint, company)
     assert facts["experts"]["vram"]["misses"] > 5
     assert (found.logits[0].float() - wanted.logits[0].float()).abs().max() < 0.03 * wanted.logits[0].abs().max()
+
+
+@pytest.mark.skipif(products_unbuilt() is not None, reason="no compiler made the CPU's products")
+def test_two_ranks_have_the_cpu_compute_missed_experts_in_turn(tmp_path: Path, company: Company) -> None:
+    """Texts part where rounding decides, so logits are compared up to there. Threads sleep until the visit's router has chosen."""
+    checkpoint = save_tiny(tmp_path, model_type="mixtral")
+    made = decisions(gpu=True, resident=(3, 3, 1), cap=0, hwm=3, distance=0, batch=3, experts=ExpertSlots(8, 24))
+    split = replace(made, experts=ExpertSlots(8, 24, host=MissedExperts.split))
+    rates = HostRates(2, {"BF16": Curve(((1, 200.0), (4, 200.0)))}, 0.0, 1.0, 1.0)  # to ask the CPU takes longer than such small ones
+    card = machine(True, cpu_cores=2, cpu_threads=2, devices=(0, 1), host=rates, layer_launch_s=1e-9)
+    wanted, _ = generated(dealt_plan(checkpoint, made, 2, card, batch=3), checkpoint, company)
+    found, facts = generated(dealt_plan(checkpoint, split, 2, card, batch=3), checkpoint, company)
+    assert facts["experts"]["computed_on_cpu"] > 5
+    compared = 0
+    for passed, (a, b) in enumerate(zip(found.logits, wanted.logits, strict=True)):
+        if any(own[:passed] != other[:passed] for own, other in zip(found.tokens, wanted.tokens, strict=True)):
+            break
+        assert (a.float() - b.float()).abs().max() < 0.03 * b.abs().max()
+        compared += 1
+    assert compared > 2

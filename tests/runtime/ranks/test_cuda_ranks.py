@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages
+from penstock.planner.contract.decided.decisions import Decisions, ExpertSlots, KvPages, MissedExperts
 from penstock.planner.contract.decided.host_units import HostUnits
 from penstock.planner.contract.given.curve import Curve
 from penstock.planner.contract.given.dealt import ExpertShare
@@ -138,3 +138,23 @@ def test_two_ranks_on_a_card_share_experts(tmp_path: Path, company: Company, sha
     wanted, _ = generated(plan_for(checkpoint, made, gpu=True), checkpoint, None)
     found, _ = generated(of_ranks(made, checkpoint, False, share), checkpoint, company)
     assert torch.allclose(found.logits[0].float(), wanted.logits[0].float(), atol=0.03 * wanted.logits[0].abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("recorded", [False, True], ids=["launched", "recorded"])
+def test_two_ranks_on_a_card_have_the_cpu_compute_missed_experts(tmp_path: Path, company: Company, recorded: bool) -> None:
+    """Behind a token that rounding decided texts may part: logits are compared up to there."""
+    checkpoint = save_tiny(tmp_path, model_type="mixtral")
+    made = decisions(gpu=True, resident=(3, 3, 1), cap=0, hwm=3, distance=0, batch=3, experts=ExpertSlots(8, 24))
+    split = replace(made, experts=ExpertSlots(8, 24, host=MissedExperts.split))
+    plans = (of_ranks(made, checkpoint, recorded, batch=3), of_ranks(split, checkpoint, recorded, batch=3))
+    fast = HostRates(2, {"BF16": Curve(((1, 200.0), (4, 200.0)))}, 0.0, 1.0, 1.0)  # to ask the CPU takes longer than such small ones
+    plans = tuple(replace(plan, hardware=replace(plan.hardware, host=fast, layer_launch_s=1e-9)) for plan in plans)
+    (wanted, _), (found, facts) = (generated(plan, checkpoint, company) for plan in plans)
+    assert facts["experts"]["computed_on_cpu"] > 5
+    compared = 0
+    for passed, (a, b) in enumerate(zip(found.logits, wanted.logits, strict=True)):
+        if any(own[:passed] != other[:passed] for own, other in zip(found.tokens, wanted.tokens, strict=True)):
+            break
+        assert torch.allclose(a.float(), b.float(), atol=0.03 * b.abs().max().item(), rtol=0)
+        compared += 1
+    assert compared > 1, "a step at least"
