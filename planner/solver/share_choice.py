@@ -50,9 +50,9 @@ def _check(question: Question) -> None:
     q = question
     if q.ranks == 1:
         raise UserError("moe.share=sliced: one rank has whole experts; set ranks=2 or more, or leave moe.share out")
-    check_ranks(q.hardware, q.model, q.workload, q.ranks, ExpertShare.sliced)
     if q.force.expert_host is MissedExperts.split:
         raise UserError("moe.share=sliced: slices of experts are computed by their cards; set moe.share=whole, or leave moe.host out")
+    check_ranks(q.hardware, q.model, q.workload, q.ranks, ExpertShare.sliced)
     if _asks_routers(q):
         raise UserError("moe.share=sliced: moe.policy=lookahead asks routers of layers that a rank has not; leave moe.policy out")
 
