@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from penstock.planner.contract.decided.decisions import ExpertPolicyName
+from penstock.planner.contract.decided.decisions import ExpertPolicyName, MissedExperts
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.experts.policies import AheadScores, make_expert_policy
 from penstock.planner.contract.experts.routing import Routings
@@ -23,6 +23,14 @@ class Routers(Protocol):
     def next(self, place: int, sequences: int, tokens: int, prompt: bool) -> Routing: ...
 
 
+MOST_STAY = 0.5
+"""Where the CPU computes missed experts, which VRAM then does not get: of the visits by one step, at most, the share that leaves the order
+as it is. So experts stay popular for a while, as those of trained models do. By a trained Mixtral's routings, VRAM that gets a tenth of
+what is missed finds what 0.94 of its slots would, and as much as ever where it gets a quarter. Drawn so, 0.97 and 1; where each visit
+changes the order, 0.7 to 0.8. VRAM that gets all finds 0.01 less of few experts, and more of 128, of which fewer visits leave the order.
+"""
+
+
 class DrawnRouters:
     """Draws experts that a policy keeps as the plan expects. A token takes experts at drawn depths in the order in which slots keep them:
     n slots, in which all that is missed comes, have the first n, and find the share ``Experts.hit_rates[n]``. Under LRU that is the order
@@ -33,7 +41,9 @@ class DrawnRouters:
     at u, u + 1, u + 2 ... are taken, for a u drawn in [0, 1): each by its own chance, none twice (systematic sampling, Madow 1949).
     """
 
-    def __init__(self, experts: Experts, policy: ExpertPolicyName, seed: int = 0):
+    def __init__(self, experts: Experts, policy: ExpertPolicyName, seed: int = 0, stays: float = 0.0):
+        """``stays``: of the visits by one step, the share that leaves the order as it is."""
+        self._stays = stays
         self._policy = make_expert_policy(policy, len(experts.layers), experts.count, experts.top_k)
         self._draw, self._top_k = np.random.default_rng(seed), experts.top_k
         gains = np.maximum(np.diff(np.asarray(experts.hit_rates)), 0.0)
@@ -52,7 +62,8 @@ class DrawnRouters:
             self._policy.study(place, chosen)
         else:
             self._policy.observe(place, routing.experts)
-        self._order[place] = _kept_behind(order, routing.experts, self._policy.worth(place).tolist())
+        if routing.prompt or not self._stays or self._draw.random() >= self._stays:
+            self._order[place] = _kept_behind(order, routing.experts, self._policy.worth(place).tolist())
         return routing
 
     def _depths(self) -> np.ndarray:
@@ -67,7 +78,8 @@ def drawn_routers(plan: Plan, seed: int = 0) -> DrawnRouters:
     """Of ``plan``, whose model has routed experts, by its policy."""
     experts, made = plan.model.experts, plan.decisions.experts
     assert experts is not None and made is not None, "a dense model has no routers"
-    return DrawnRouters(experts, made.policy, seed)
+    popular = made.host is MissedExperts.split and made.policy is ExpertPolicyName.mix
+    return DrawnRouters(experts, made.policy, seed, min(MOST_STAY, 2 * experts.top_k / experts.count) if popular else 0.0)
 
 
 def _kept_behind(order: Sequence[int], used: Sequence[int], worth: Sequence[float]) -> list[int]:

@@ -65,7 +65,7 @@ def test_the_first_prompt_reads_what_no_tier_was_filled_with() -> None:
 @pytest.mark.parametrize("dram", ["120GiB", "90GiB"])
 def test_two_unlike_cards_promise_a_prompt_that_is_simulated(dram: str) -> None:
     """Layers that come behind another one of their own rank have no experts ahead."""
-    plan = solved("rtx5080-rtx3090", "mixtral8x7b", "ranks=2", f"hardware.dram_bytes={dram}", "workload.new_tokens=16")
+    plan = solved("rtx5080-rtx3090", "mixtral8x7b", "ranks=2", f"hardware.dram_bytes={dram}", "workload.new_tokens=16", "moe.host=copied")
     assert plan.ranks.count == 2 and not plan.dealing.is_even
     record = RanksSimulation(plan, Options()).run()[0].record
     assert fmean(record.prefill_ns) / 1e9 == pytest.approx(plan.prediction.ttft_s, rel=0.08)
