@@ -45,8 +45,10 @@ from penstock.planner.simulate.lanes.lanes import Clock, Lanes, Work
 from penstock.planner.simulate.ranks.ranks_act import RanksSimulation
 from penstock.planner.simulate.routers import DrawnRouters
 from penstock.planner.solver.layer_counts import with_counts
+from penstock.planner.solver.program import _minimised, _problems
 from penstock.planner.solver.ranks_choice import answer_dealt
 from penstock.planner.solver.share_choice import share_of
+from penstock.planner.solver.terms.bound import bound_s
 from penstock.planner.solver.terms.problem import Question
 from tests.cli import command, refusal
 from tests.planner.small import GB, MB, gpu, model, work
@@ -161,6 +163,10 @@ def test_the_cpu_computes_missed_experts_of_all_ranks_in_turn(count: int, batch:
         plan = answer_dealt(replace(question, force=Force(expert_host=MissedExperts.split), ranks=ranks)).of_rank(0)
         shared = host_split(plan.hardware, plan.model, plan.decisions.experts, batch)
         assert shared is not None and shared.hop_s == hop_s
+    for vram in (1, 4, 16):
+        asked = replace(question, hardware=host(vram=vram * GB, dram_bytes=60 * GB, **WORDS | {"host": HOST}))
+        for problem in _problems(asked):
+            assert bound_s(problem) <= _minimised(problem)[1] * (1 + 1e-6), "no plan is faster than its bound"
     both = replace(question, force=Force(expert_host=MissedExperts.split))
     with pytest.raises(UserError, match="allowed: copied, since slices of experts are computed by their cards"):
         answer_dealt(replace(both, share=ExpertShare.sliced))

@@ -17,6 +17,7 @@ from penstock.planner.contract.prices.memory_law import Held, dram_items, vram_i
 from penstock.planner.contract.prices.price import NOTHING, Place, Price, Resource
 from penstock.planner.contract.prices.price_table import KvPrice, PriceTable
 from penstock.planner.contract.prices.stages import expert_step_s
+from penstock.planner.contract.ranks.rank_chain import fetching_turns
 from penstock.planner.solver.terms.host_kv_terms import most_attended
 from penstock.planner.solver.terms.host_terms import most_host_blocks, most_host_units
 from penstock.planner.solver.terms.menu import chunk_menu, pass_menu, ssd_menu
@@ -92,6 +93,8 @@ def _experts(problem: Problem, table: PriceTable, vram: int, dram: int) -> Price
     copied, read = (len(experts.layers) * visit(experts, problem.batch).missed(kept) for kept in slots)
     nbytes, spared = experts.expert_bytes, NOTHING
     if problem.force.expert_host is MissedExperts.split:  # the CPU may compute what DRAM holds
-        spared = Price({Resource.card: -expert_step_s(problem.hardware, problem.model, problem.batch) * copied})
+        # a plan may leave experts to it that VRAM could keep: where the card binds, it is spared them
+        most = len(experts.layers) * visit(experts, problem.batch).touched * fetching_turns(problem.model)
+        spared = Price({Resource.card: -expert_step_s(problem.hardware, problem.model, problem.batch) * most})
         copied = read
     return table.brought(nbytes, Tier.ssd, Place.host) * read + table.brought(nbytes, Tier.dram, Place.ring, nbytes) * copied + spared
