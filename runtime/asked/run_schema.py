@@ -27,10 +27,10 @@ class Validation(StrEnum):
 
 
 class CpuProduct(StrEnum):
-    """How a CPU multiplies few rows by coded matrices."""
+    """How a CPU multiplies few rows by coded matrices, and attends."""
 
     stored = "stored"
-    """Straight from the stored form."""
+    """Straight from the stored form; few tokens attend by sums of our own, also where no matrix is coded."""
     decode = "decode"
     """Decoded to what the model computes in first, then as torch multiplies: bit for bit what the decoded model gives."""
 
@@ -51,7 +51,8 @@ class EngineConfig:
     cpu_product: CpuProduct | None = None
     """How a CPU that computes without a card multiplies few rows by coded matrices: `stored`, straight from the stored form, or `decode`,
     to what the model computes in first, bit for bit what the decoded model gives. null: stored, but the lossless form, which is to give
-    BF16's bits. Where any are multiplied as stored, attention of few tokens is not torch's either."""
+    BF16's bits. Where any are multiplied as stored, attention of few tokens is not torch's either; nor where `stored` is asked for with
+    BF16 weights."""
     graphs: bool | None = None
     """Record a decode step as CUDA graphs, and launch those; true: wherever its weights lie in VRAM or DRAM; false: launch kernel after
     kernel; null: as the plan has it, which launches where the link binds by far."""

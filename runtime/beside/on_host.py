@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.planner.contract.given.formats import HOST_PRODUCT_ROWS, QUANTISED
+from penstock.planner.contract.given.formats import HOST_PRODUCT_ROWS, QUANTISED, Dtype
 from penstock.planner.contract.plan.plan import Plan
 from penstock.runtime.asked.run_schema import CpuProduct
 from penstock.runtime.beside.coded_parts import PARTS_OF
@@ -50,17 +50,20 @@ class OnHost:
 class StoredOnHost:
     """Has ``pool`` multiply by the coded linear layers and routed experts of a model whose format is one of ``formats``."""
 
-    def __init__(self, pool: HostPool, formats: frozenset[str]):
-        self._pool, self._formats = pool, formats
+    def __init__(self, pool: HostPool, formats: frozenset[str], attends: bool = False):
+        """``attends``: whether the pool attends, too, where no matrix is coded."""
+        self._pool, self._formats, self._attends = pool, formats, attends
         self.products: dict[str, str] = {}
-        """Format -> ``stored`` or ``decode``, of the model that was converted."""
+        """Format -> ``stored`` or ``decode``, of the model that was converted; ``attention`` -> ``own`` where nothing is coded."""
 
     @property
     def summing(self) -> HostPool | None:
         """The pool, where a model that was converted has sums of its own and not torch's; None where all of them are torch's."""
-        return self._pool if "stored" in self.products.values() else None
+        return self._pool if {"stored", "own"} & {*self.products.values()} else None
 
     def convert(self, model: nn.Module) -> None:
+        if self._attends:
+            self.products["attention"] = "own"
         for module in model.modules():
             if isinstance(module, StoredLinear):
                 module.coding = self._on_host(module.coding, module.form.name)
@@ -94,12 +97,14 @@ def multiplied_as_stored(asked: str | None) -> frozenset[str]:
 
 
 def open_on_host(plan: Plan, asked: CpuProduct | None, stack: ExitStack) -> StoredOnHost | None:
-    """What multiplies by coded matrices as they are stored, with threads until ``stack`` is closed; None where nothing is. UserError where
-    ``asked`` wants what no compiler made."""
+    """What multiplies by coded matrices as they are stored, and attends, with threads until ``stack`` is closed; None where torch does all.
+    UserError where ``asked`` wants what no compiler made."""
     formats = multiplied_as_stored(asked)
-    if not formats or not plan.model.coded or (asked is None and products_unbuilt() is not None):
+    attends = asked is CpuProduct.stored and not plan.model.coded and plan.model.compute_dtype is Dtype.bfloat16
+    if not formats or not (plan.model.coded or attends) or (asked is None and products_unbuilt() is not None):
         return None
-    return StoredOnHost(stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads(), joined=True)), formats)
+    pool = stack.enter_context(HostPool(plan.hardware.cpu_threads or torch.get_num_threads(), joined=True))
+    return StoredOnHost(pool, formats, attends)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from penstock.runtime.told.stage_clock import StageClock
 
 WORTH_SAYING = 0.001
 """Least share of a phase for which a wait is printed."""
-_MULTIPLIED = {"stored": "as it is stored", "decode": "decoded"}
+_MULTIPLIED = {"stored": "as it is stored", "decode": "decoded", "own": "by sums of our own"}
 BOTTLENECKS = ("bottleneck_prefill", "bottleneck_decode")
 
 

@@ -74,6 +74,18 @@ def test_logits_are_those_of_decoded_matrices_within_rounding(
         assert torch.equal(unasked, decoded) and how == {"lossless": "decode"} and len(products) == made
 
 
+def test_with_plain_weights_attention_is_ours_where_that_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, attended = save_tiny(tmp_path, "qwen3", layers=2, **SIZES | {"head_dim": 32}), []
+    attend = HostPool.attend
+    monkeypatch.setattr(HostPool, "attend", lambda pool, asked: (attended.append(asked), attend(pool, asked)))
+    (torchs, none), (again, told) = logits_of(checkpoint, CpuProduct.decode), logits_of(checkpoint, None)
+    assert none is told is None and torch.equal(torchs, again) and not attended
+    ours, told = logits_of(checkpoint, CpuProduct.stored)
+    assert told == {"attention": "own"} and len(attended) >= 2 * (ROWS.max_new_tokens - 1)
+    first = len(ROWS.prompts)
+    assert 0 < (ours - torchs)[first : 2 * first].norm() < 2**-6 * torchs[first : 2 * first].norm()
+
+
 def test_queries_whose_rows_lie_interleaved_come_out_in_order() -> None:
     form, parts = coded_matrices(24, 256)["Q8_0"]
     plain, x = torch.empty(24, 256, dtype=torch.bfloat16), torch.randn(2, 256).bfloat16()
