@@ -97,7 +97,8 @@ def _with_weight_rate(hardware: HardwareProfile, gbps: float) -> HardwareProfile
     factor, gpu = gbps / hardware.weight_gbps, hardware.gpu
     if gpu is None:
         decode, products = _rates(hardware.cpu_decode, factor), _rates(hardware.cpu_products, factor)
-        return replace(hardware, cpu_matvec_gbps=gbps, cpu_decode=decode, cpu_products=products)
+        attention_gbps = hardware.cpu_attention_gbps * factor
+        return replace(hardware, cpu_matvec_gbps=gbps, cpu_attention_gbps=attention_gbps, cpu_decode=decode, cpu_products=products)
     return replace(hardware, gpu=replace(gpu, memory_gbps=gbps, decode=_rates(gpu.decode, factor), products=_rates(gpu.products, factor)))
 
 
@@ -105,7 +106,8 @@ def _with_matrix_rate(hardware: HardwareProfile, tflops: float) -> HardwareProfi
     """Attention in proportion, and a card that has rested."""
     gpu = hardware.gpu
     if gpu is None:
-        return replace(hardware, cpu_dense_tflops=tflops)
+        factor = tflops / hardware.cpu_dense_tflops
+        return replace(hardware, cpu_dense_tflops=tflops, cpu_attention_tflops=hardware.cpu_attention_tflops * factor)
     factor = tflops / gpu.dense_tflops
     rates = {name: getattr(gpu, name) * factor for name in ("attention_tflops", "burst_tflops")}
     return replace(hardware, gpu=replace(gpu, dense_tflops=tflops, **rates))

@@ -20,6 +20,8 @@ MATVEC_ROWS, MATVEC_COLUMNS = 14336, 4096
 """An FFN matrix of an 8B model."""
 DENSE_TOKENS, DENSE_ROWS, DENSE_COLUMNS = FIXED.cpu_dense_rows, 4096, 4096
 """Tokens of a prefill chunk times an attention matrix of an 8B model."""
+ATTENDED = 32, 8, 128, 2048
+"""Heads of queries, and of K and V, their width, and tokens of a context that is attended to: of an 8B model."""
 
 
 def arena_matrices(arena: Arena, rows: int, columns: int) -> list[torch.Tensor]:
@@ -78,3 +80,22 @@ def measure_cpu(arena: Arena, seconds: float, cache_bytes: int) -> Iterator[Figu
         flops = 2 * DENSE_TOKENS * DENSE_ROWS * DENSE_COLUMNS
         how = f"F.linear, BF16 {DENSE_TOKENS}x{DENSE_COLUMNS} by {DENSE_COLUMNS}x{DENSE_ROWS}, {threads} threads"
         yield Figure("cpu.dense_tflops", flops / 1e12 / took, how)
+        yield from _attention(seconds, threads)
+
+
+def _attention(seconds: float, threads: int) -> Iterator[Figure]:
+    """torch's attention, of one token over a context, and of a prompt over itself."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as attend
+
+    heads, pairs, dim, context = ATTENDED
+    one, prompt = (torch.randn(1, heads, tokens, dim).to(torch.bfloat16) for tokens in (1, context // 2))
+    pool = torch.randn(context, 2, pairs, dim).to(torch.bfloat16)  # as a run's KV pages have a token
+    keys, values = (pool[:, which].transpose(0, 1)[None] for which in range(2))
+    took = median_seconds(lambda: attend(one, keys, values, enable_gqa=True), seconds / 2)
+    sizes = f"{heads} heads of {dim}, BF16, {threads} threads"
+    nbytes = 2 * heads * context * dim * 2
+    yield Figure("cpu.attention_gbps", nbytes / GB / took, f"torch's attention of 1 row over {context}, {pairs} of K and V, {sizes}")
+    took = median_seconds(lambda: attend(prompt, prompt, prompt, is_causal=True), seconds / 2)
+    flops = 2 * heads * dim * (context // 2) ** 2
+    yield Figure("cpu.attention_tflops", flops / 1e12 / took, f"torch's causal attention over {context // 2} tokens, {sizes}")

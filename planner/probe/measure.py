@@ -65,7 +65,7 @@ _COUNTED = ("dram_bytes", "ssd_bytes", "vram_bytes", "cpu.cores", "cpu.threads",
 """Figures that no load changes."""
 UNSTEADY = 1.25
 """Of a point's samples the largest over the smallest, from which on its rate is called unsteady; the outermost tenths are left out."""
-_CPU = ("cpu.matvec_gbps", "cpu.threads", "cpu.dense_tflops")
+_CPU = ("cpu.matvec_gbps", "cpu.threads", "cpu.dense_tflops", "cpu.attention_gbps", "cpu.attention_tflops")
 
 
 @dataclass(frozen=True)
@@ -355,6 +355,8 @@ def _profile(name: str, found: Findings, gpu: Gpu | None, others: Sequence[CardC
             number("cpu.dense_tflops"),
             found.by_name("cpu.decode"),
             found.by_name("cpu.products"),
+            number("cpu.attention_gbps"),
+            number("cpu.attention_tflops"),
         ),
         gpu=None if gpu is None else card_config(gpu, found),
         host=_host(found),

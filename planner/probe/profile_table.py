@@ -42,6 +42,8 @@ def _figures(config: HardwareConfig) -> list[tuple[str, str]]:
         ("cpu.threads", str(config.cpu.threads)),
         ("cpu.matvec_gbps", f"{config.cpu.matvec_gbps:.1f} GB/s"),
         ("cpu.dense_tflops", f"{config.cpu.dense_tflops:.3g} TFLOP/s"),
+        *([("cpu.attention_gbps", f"{config.cpu.attention_gbps:.2f} GB/s")] if config.cpu.attention_gbps else []),
+        *([("cpu.attention_tflops", f"{config.cpu.attention_tflops:.3g} TFLOP/s")] if config.cpu.attention_tflops else []),
         ("layer_launch_s", show_seconds(config.layer_launch_s)),
     ]
     if gpu is None:

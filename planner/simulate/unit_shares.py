@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from penstock.planner.common.measures import GB
 from penstock.planner.contract.decided.decisions import WeightForm
 from penstock.planner.contract.decided.placement import Unit
 from penstock.planner.contract.decided.recording import are_tabled
@@ -15,7 +14,7 @@ from penstock.planner.contract.given.unit_spec import UnitKind, UnitSpec
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.decoding import decode_s, unit_s
 from penstock.planner.contract.prices.launches import OPERATIONS, are_grouped, serving_issue_s
-from penstock.planner.contract.prices.stages import between_products_s, packed
+from penstock.planner.contract.prices.stages import attended_s, between_products_s, packed
 from penstock.planner.simulate.lanes.lanes import NS, ns
 
 
@@ -86,7 +85,7 @@ class UnitShares:
         """Of each unit, of one of the ``touched`` experts of each of ``routed`` layers, and of a token in it: seconds of reading, or of
         products, of decoding beside them, and of what a card does between them. Of both, where a CPU computes a ``prompt``."""
         model, hardware, experts = self._plan.model, self._plan.hardware, self._plan.model.experts
-        read_kv_s = self._batch * context * model.kv_bytes_per_token / model.layers / hardware.weight_gbps / GB
+        read_kv_s = attended_s(hardware, model, self._batch * context) / model.layers
         here = {unit for unit in self._units if unit.kind == "attn" and unit.layer not in attended}
         read = [self._product_s(unit_s, unit, tokens) + (read_kv_s if unit in here else 0.0) for unit in self._units]
         score_s = tokens * model.attention_flops(context) / model.layers / hardware.attention_tflops / 1e12

@@ -17,6 +17,7 @@ from penstock.planner.contract.prices.memory_law import dram_use, used_bytes, vr
 from penstock.planner.contract.prices.price import Resource
 from penstock.planner.contract.prices.sizes import activation_bytes
 from penstock.planner.contract.prices.stages import (
+    attended_s,
     earlier_kv,
     elementwise_bytes_per_token,
     h2d_gbps,
@@ -271,3 +272,17 @@ def test_loading_reads_at_the_rate_of_where_the_weights_lie():
     assert load_s(hardware, m, work(), decisions, cached=1.0) == pytest.approx(max(first_s, m.weight_bytes / hardware.dram_copy_gbps / GB))
     slow = replace(hardware, pin_s_per_gb=100.0)
     assert load_s(slow, m, work(), decisions) == pytest.approx(cold.dram_bytes / GB * 100 - 4), "page-locking begins before the imports"
+
+
+def test_without_a_card_torch_attends_more_slowly_than_weights_are_read_but_for_coded_ones() -> None:
+    plain, asked = model(8), work(prompt_tokens=2000, batch=4)
+    slow = machine(0, cpu_attention_gbps=2.0, cpu_attention_tflops=0.1)
+    each = plain.kv_bytes_per_token * plain.attn_width / plain.kv_width
+    assert attended_s(slow, plain, 1000) == pytest.approx(1000 * each / 2e9)
+    assert attended_s(machine(0), plain, 1000) == pytest.approx(1000 * plain.kv_bytes_per_token / machine(0).cpu_matvec_gbps / 1e9)
+    assert attended_s(replace(machine(), cpu_attention_gbps=2.0), plain, 1000) == attended_s(machine(), plain, 1000)
+    made = solve(machine(0), plain, asked)
+    before, after = (predict(one, plain, asked, made) for one in (machine(0), slow))
+    more_s = (2000 + asked.new_tokens / 2) * 4 * (each / 2e9 - plain.kv_bytes_per_token / machine(0).cpu_matvec_gbps / 1e9)
+    assert after.decode_s_per_token - before.decode_s_per_token == pytest.approx(more_s, rel=0.02)
+    assert after.prefill_s > before.prefill_s

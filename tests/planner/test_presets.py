@@ -105,6 +105,7 @@ class TestHardware:
         origin = cfg.pop("origin")
         only_runs_tell = {"pass_s", "start_s", "cpu.threads", "ssd.long_gbps", "ssd.burst_s", "host.ahead_bytes"}
         only_runs_tell |= {"host.attention_beside_h2d", "host.h2d_beside_attention"}
+        only_runs_tell |= {"cpu.attention_gbps", "cpu.attention_tflops"}
         only_runs_tell |= {"gpu.burst_tflops", "gpu.burst_s"} if not cfg["gpu"] or not cfg["gpu"]["burst_tflops"] else set()
         of_other_machines = {"hosts", "network.gbps", "network.hop_s", "links.word_hop_s"}
         figures = (

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "several batches": {"hardware": {"vram": 0, "dram": 1500 * small.MB}, "work": {"requests": 7, "batch": 2, "new_tokens": 40}},
     "a prompt in many passes": {"hardware": {"vram": GB, "dram": 2 * GB}, "force": Force(prefill_chunk_tokens=64)},
+    "torch attends without a GPU": {"hardware": {"vram": 0, "cpu_attention_gbps": 2.0, "cpu_attention_tflops": 0.1}, "work": {"batch": 4}},
     "a card that has rested": {"hardware": {"gpu": small.gpu(burst_tflops=150.0, burst_s=2e-3)}, "force": Force(prefill_chunk_tokens=64)},
 }  # fmt: skip
 

@@ -62,6 +62,8 @@ def _rates(config: HardwareConfig) -> Iterator[tuple[str, float]]:
     yield "dram.pin_s_per_gb", config.dram.pin_s_per_gb
     yield "cpu.matvec_gbps", config.cpu.matvec_gbps
     yield "cpu.dense_tflops", config.cpu.dense_tflops
+    yield "cpu.attention_gbps", config.cpu.attention_gbps
+    yield "cpu.attention_tflops", config.cpu.attention_tflops
     yield "layer_launch_s", config.layer_launch_s
     if config.gpu is not None:
         yield from _of_card("gpu", config.gpu)

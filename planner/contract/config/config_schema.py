@@ -73,6 +73,10 @@ class CpuConfig:
     """Format of weights -> 1e9 elements decoded per second; a format that is missing is derived from `matvec_gbps`."""
     products: dict[str, float] = field(default_factory=dict)
     """Format of weights -> GB/s of stored bytes that one row is multiplied by without a GPU; a format that is missing is decoded first."""
+    attention_gbps: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """Bytes of K and V, repeated over query heads, that torch attends to by one token per second; 0: not measured, as `matvec_gbps`."""
+    attention_tflops: Annotated[float, RATE_IF_MEASURED] = 0.0
+    """torch's causal attention over prompts, FLOPs of the lower triangle alone; 0: not measured, as `dense_tflops`."""
 
 
 @dataclass

@@ -65,6 +65,8 @@ def hardware_from(cfg: HardwareConfig) -> HardwareProfile:
         cpu_cores=cfg.cpu.cores,
         cpu_matvec_gbps=cfg.cpu.matvec_gbps,
         cpu_dense_tflops=cfg.cpu.dense_tflops,
+        cpu_attention_gbps=cfg.cpu.attention_gbps,
+        cpu_attention_tflops=cfg.cpu.attention_tflops,
         layer_launch_s=cfg.layer_launch_s,
         gpu=gpu,
         origin=dict(cfg.origin),
@@ -133,6 +135,7 @@ def _links_mapping(links: Links) -> dict[str, Any]:
 def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
     """``profile`` in the shape of ``HardwareConfig``: what a plan file holds, and ``hardware_from`` takes back."""
     gpu = profile.gpu
+    attention = {"attention_gbps": profile.cpu_attention_gbps, "attention_tflops": profile.cpu_attention_tflops}
     return {
         "name": profile.name,
         "vram_bytes": profile.vram_bytes,
@@ -148,7 +151,8 @@ def hardware_mapping(profile: HardwareProfile) -> dict[str, Any]:
             "dense_tflops": profile.cpu_dense_tflops,
         }
         | ({"decode": dict(profile.cpu_decode)} if profile.cpu_decode else {})
-        | ({"products": dict(profile.cpu_products)} if profile.cpu_products else {}),
+        | ({"products": dict(profile.cpu_products)} if profile.cpu_products else {})
+        | {name: rate for name, rate in attention.items() if rate},
         "gpu": None if gpu is None else _gpu_mapping(gpu),
         **({} if profile.host is None else {"host": _host_mapping(profile.host)}),
         **({"devices": list(profile.devices)} if profile.devices else {}),

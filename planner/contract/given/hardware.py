@@ -101,6 +101,10 @@ class HardwareProfile:
     """Seconds of each pass over the model in which nothing else goes on, as runs of this model found them; 0 without such runs."""
     start_s: float = 0.0
     """The same of a start, beyond reading, page-locking and the first kernels."""
+    cpu_attention_gbps: float = 0.0
+    """Bytes of K and V, repeated over query heads, that torch attends to on the CPU by one token, per second; 0: not known."""
+    cpu_attention_tflops: float = 0.0
+    """Of torch's causal attention on the CPU, FLOPs of the lower triangle alone; 0: not known."""
     spread: dict[str, float] = field(default_factory=dict)
     """``contract.lessons.corrections.Figure`` -> the share within which nine of ten runs lie, for figures that runs taught."""
     cpu_threads: int = 0
@@ -164,7 +168,7 @@ class HardwareProfile:
     @property
     def attention_tflops(self) -> float:
         """Attention's rate on the device that computes."""
-        return self.gpu.attention_tflops if self.gpu else self.cpu_dense_tflops
+        return self.gpu.attention_tflops if self.gpu else self.cpu_attention_tflops or self.cpu_dense_tflops
 
     def bus_s(self, nbytes: float) -> float:
         """Seconds in which ``nbytes`` pass through the host's memory. What the SSD reads, what the card gets or gives and what the CPU

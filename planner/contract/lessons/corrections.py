@@ -44,6 +44,8 @@ def slowed(hardware: HardwareProfile, by: Mapping[Figure, float]) -> HardwarePro
         pin_s_per_gb=hardware.pin_s_per_gb * k[Figure.page_lock],
         cpu_matvec_gbps=hardware.cpu_matvec_gbps / host[Figure.weights],
         cpu_dense_tflops=hardware.cpu_dense_tflops / host[Figure.products],
+        cpu_attention_gbps=hardware.cpu_attention_gbps / host[Figure.weights],
+        cpu_attention_tflops=hardware.cpu_attention_tflops / host[Figure.products],
         cpu_decode=_slowed_rates(hardware.cpu_decode, host[Figure.weights]),
         cpu_products=_slowed_rates(hardware.cpu_products, host[Figure.weights]),
         layer_launch_s=hardware.layer_launch_s * k[Figure.weights],

@@ -201,8 +201,19 @@ def step_compute_s(hardware: HardwareProfile, model: ModelSpec, context: float, 
     read. ``kernels_s``: of each layer's kernels beside its products. Launching them one by one takes longer, so they count where launches
     are hidden."""
     flops_s = batch * _token_s(hardware, model.flops_per_token, model.attention_flops(context)) + model_decode_s(hardware, model, batch)
-    kv_s = batch * context * model.kv_bytes_per_token / hardware.weight_gbps / GB
+    kv_s = attended_s(hardware, model, batch * context)
     return max(weight_pass_s(hardware, model, batch) + kv_s, flops_s) + model.layers * kernels_s
+
+
+def attended_s(hardware: HardwareProfile, model: ModelSpec, tokens: float) -> float:
+    """Seconds in which rows of one token attend to K and V of ``tokens`` where they are computed with, in all layers. A card reads them at
+    its memory's rate, and so does the CPU where it multiplies coded weights as they are stored. Else torch attends there, one query head
+    after the other, at the rate that the probe found."""
+    ours = any(unit.format.host_rows for unit in model.coded)
+    if hardware.gpu is not None or ours or not hardware.cpu_attention_gbps:
+        return tokens * model.kv_bytes_per_token / hardware.weight_gbps / GB
+    repeated = model.attn_width / model.kv_width
+    return tokens * model.kv_bytes_per_token * repeated / hardware.cpu_attention_gbps / GB
 
 
 @dataclass(frozen=True)
@@ -242,7 +253,7 @@ def mixed_compute_s(hardware: HardwareProfile, model: ModelSpec, mixed: MixedPas
     flops_s += mixed.tokens * _token_s(hardware, model.flops_per_token - head_flops, model.attention_flops(mixed.seen))
     flops_s += head_flops / hardware.dense_tflops / 1e12
     pass_s = weight_pass_s(hardware, model, many, more_operations(hardware, mixed))
-    pass_s += mixed.rows * mixed.context * model.kv_bytes_per_token / hardware.weight_gbps / GB
+    pass_s += attended_s(hardware, model, mixed.rows * mixed.context)
     return _with_products(hardware, model, flops_s, pass_s, 1, many, mixed.tokens, kernels_s)
 
 

@@ -46,6 +46,8 @@ def share_of_rank(hardware: HardwareProfile, count: int, rank: int, share: Fract
         cpu_threads=max(1, (hardware.cpu_threads or hardware.cpu_cores) // count),
         cpu_matvec_gbps=hardware.cpu_matvec_gbps / count,
         cpu_dense_tflops=hardware.cpu_dense_tflops / count,
+        cpu_attention_gbps=hardware.cpu_attention_gbps / count,
+        cpu_attention_tflops=hardware.cpu_attention_tflops / count,
         cpu_decode=_each(hardware.cpu_decode, count),
         cpu_products=_each(hardware.cpu_products, count),
         gpu=None if card is None else _beside_others(card.gpu, carried),
