@@ -42,6 +42,9 @@ def assumed(hardware: HardwareProfile, model: ModelSpec, ranks: int = 1) -> Iter
     else:
         yield "weights", f"{hardware.cpu_matvec_gbps:.3g} GB/s from DRAM", from_("cpu.matvec_gbps")
         yield "matrices", f"{hardware.cpu_dense_tflops:.3g} TFLOP/s", from_("cpu.dense_tflops")
+        if hardware.cpu_attention_gbps:
+            yield "attention", f"{hardware.cpu_attention_gbps:.3g} GB/s of K and V", from_("cpu.attention_gbps")
+            yield "", f"{hardware.attention_tflops:.3g} TFLOP/s, prompts", from_("cpu.attention_tflops")
     for card in hardware.others:
         yield f"GPU {card.device}", f"{card.gpu.name}, {show_bytes(card.vram_bytes)}, H2D of {card.gpu.h2d.peak:.3g} GB/s", from_("others")
     for form in sorted({unit.format for unit in model.coded}, key=lambda form: form.name):

@@ -52,8 +52,8 @@ class StoredOnHost:
 
     def __init__(self, pool: HostPool, formats: frozenset[str], attends: bool = False):
         """``attends``: whether the pool attends, too, where no matrix is coded."""
-        self._pool, self._formats, self._attends = pool, formats, attends
-        self.products: dict[str, str] = {}
+        self._pool, self._formats = pool, formats
+        self.products: dict[str, str] = {"attention": "own"} if attends else {}
         """Format -> ``stored`` or ``decode``, of the model that was converted; ``attention`` -> ``own`` where nothing is coded."""
 
     @property
@@ -62,8 +62,6 @@ class StoredOnHost:
         return self._pool if {"stored", "own"} & {*self.products.values()} else None
 
     def convert(self, model: nn.Module) -> None:
-        if self._attends:
-            self.products["attention"] = "own"
         for module in model.modules():
             if isinstance(module, StoredLinear):
                 module.coding = self._on_host(module.coding, module.form.name)

@@ -9,7 +9,9 @@ from penstock.planner.contract.bills.prefill import Moved
 from penstock.planner.contract.decided.decisions import Tier
 from penstock.planner.contract.decided.force import Force
 from penstock.planner.contract.decided.placement import place
+from penstock.planner.contract.given.formats import QUANTISED
 from penstock.planner.contract.given.hardware import SsdPoint
+from penstock.planner.contract.given.unit_spec import UnitKind
 from penstock.planner.contract.given.workload import Objective
 from penstock.planner.contract.plan.plan import Plan
 from penstock.planner.contract.prices.launches import issue_s
@@ -29,7 +31,7 @@ from penstock.planner.contract.prices.stages import (
 from penstock.planner.simulate.act import Simulation
 from penstock.planner.solver.program import solve
 from penstock.planner.solver.terms.menu import chunk_menu
-from tests.planner.small import GB, MB, gpu, machine, model, work
+from tests.planner.small import GB, MB, gpu, machine, model, with_units, work
 
 FAST_SSD = (SsdPoint(2**24, 8, 50.0),)
 
@@ -277,7 +279,9 @@ def test_loading_reads_at_the_rate_of_where_the_weights_lie():
 def test_without_a_card_torch_attends_more_slowly_than_weights_are_read_but_for_coded_ones() -> None:
     plain, asked = model(8), work(prompt_tokens=2000, batch=4)
     slow = machine(0, cpu_attention_gbps=2.0, cpu_attention_tflops=0.1)
-    each = plain.kv_bytes_per_token * plain.attn_width / plain.kv_width
+    each = 2 * plain.attn_width * 2 * plain.layers
+    coded = with_units(plain, *(replace(unit, format=QUANTISED["INT4-128"]) for unit in plain.of_kind(UnitKind.ffn)))
+    assert attended_s(slow, coded, 1000) == attended_s(machine(0), coded, 1000) < attended_s(slow, plain, 1000)
     assert attended_s(slow, plain, 1000) == pytest.approx(1000 * each / 2e9)
     assert attended_s(machine(0), plain, 1000) == pytest.approx(1000 * plain.kv_bytes_per_token / machine(0).cpu_matvec_gbps / 1e9)
     assert attended_s(replace(machine(), cpu_attention_gbps=2.0), plain, 1000) == attended_s(machine(), plain, 1000)

@@ -212,8 +212,8 @@ def attended_s(hardware: HardwareProfile, model: ModelSpec, tokens: float) -> fl
     ours = any(unit.format.host_rows for unit in model.coded)
     if hardware.gpu is not None or ours or not hardware.cpu_attention_gbps:
         return tokens * model.kv_bytes_per_token / hardware.weight_gbps / GB
-    repeated = model.attn_width / model.kv_width
-    return tokens * model.kv_bytes_per_token * repeated / hardware.cpu_attention_gbps / GB
+    repeated_bytes = 2 * model.attn_width * model.kv_dtype.nbytes * model.layers
+    return tokens * repeated_bytes / hardware.cpu_attention_gbps / GB
 
 
 @dataclass(frozen=True)
