@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 
 import torch
 
 from penstock.planner.contract.experts.expert_cache import ExpertCache, Routing
-from penstock.runtime.experts.expert_forward import Arrived, Group
+from penstock.runtime.experts.expert_forward import Arrived, Fit, Group
 from penstock.runtime.experts.host_experts import ComputeClock
 from penstock.runtime.experts.products.beside_card import Asked, BesideCard, Made
 from penstock.runtime.experts.tiers.card_slots import CardSlots
@@ -109,30 +110,34 @@ class CardExperts:
         self.fetch_ahead()
         return index
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived | Made]]:
         hits, coming = self._begin(layer, routing, at_once=1)
         self._decide(layer, coming, routing)
         if coming.near and coming.far:
             coming.near = deque(self._dram.leaving_first(layer, coming.near))
-        for expert in hits:
-            yield from self._ready(layer, (expert,))[1]
-            self._used(layer, (expert,))
+        while hits:
+            there = self._there(layer, hits, fit)
+            together, hits = hits[:there], hits[there:]
+            yield self._ready(layer, together)[1]
+            self._used(layer, together)
         while coming.near or coming.started:
             if coming.near and coming.far:
                 self._put_arrived_first(layer, coming)
             self._go_on(layer, coming, routing)
-            expert = coming.started.popleft()
             if coming.near and coming.far:
-                self._await(layer, expert)
-            yield from self._ready(layer, (expert,))[1]
-            self._used(layer, (), (expert,))
+                self._await(layer, coming.started[0])
+            came = [coming.started.popleft() for _ in range(self._there(layer, coming.started, fit))]
+            yield self._ready(layer, came)[1]
+            self._used(layer, (), came)
         while coming.far:
             self._make_room(layer, coming)
             arrived = self._bring_part(layer, coming)
             if arrived is not None:
-                yield from self._ready(layer, (arrived,))[1]
+                yield self._ready(layer, (arrived,))[1]
                 self._used(layer, (), (arrived,))
-        yield from self._made(layer, coming)
+        if coming.asked and self._beside is not None:
+            yield self._beside.made(coming.asked)
+            self._release_asked(layer, coming)
         self.settle()
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
@@ -297,6 +302,12 @@ class CardExperts:
             del coming.far[expert]
         coming.near.extendleft(reversed(came))
 
+    def _there(self, layer: int, experts: Collection[int], fit: Fit) -> int:
+        """How many of ``experts``, from the first, which may be on its way, are there and fit: the card waits for none beside the first."""
+        taken = [*experts][: fit([*experts])]
+        slots = self._cache.slots(layer, taken)
+        return 1 + sum(1 for _ in takewhile(self._copies.is_there, slots[1:]))
+
     def _await(self, layer: int, expert: int) -> None:
         """Return when ``expert`` has arrived. Else the host would queue all of DRAM's copies at once, and what is read meanwhile would be
         copied behind them."""
@@ -305,12 +316,6 @@ class CardExperts:
         if arrival is not None:
             self._clock.pause()
             self._device.host_waits(arrival)
-
-    def _made(self, layer: int, coming: Misses) -> Iterator[Made]:
-        """What the CPU computes, for kernels issued from now on."""
-        if coming.asked and self._beside is not None:
-            yield from self._beside.made(coming.asked)
-            self._release_asked(layer, coming)
 
     def _make_room(self, layer: int, coming: Misses) -> None:
         """Let the CPU's experts go where something read finds no slot of DRAM: those that came before it may be there to stay in theirs."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -17,8 +16,9 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from penstock.planner.common.errors import UserError
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.runtime.experts.asked_ahead import Ahead
+from penstock.runtime.experts.expert_rows import ExpertRows, height_of, heights
 from penstock.runtime.experts.products.beside_card import Made
-from penstock.runtime.experts.products.expert_products import Parameters, clamps, product_of
+from penstock.runtime.experts.products.expert_products import Parameters, clamps, in_turn, product_of
 from penstock.runtime.experts.products.expert_table import ExpertTable
 from penstock.runtime.experts.products.staged_experts import StagedExperts, Staging
 from penstock.runtime.experts.tiers.expert_stats import IssueTime
@@ -31,11 +31,10 @@ NAME = "penstock"
 """Of our function in transformers' experts interface."""
 _RUNNER = "penstock_experts"
 
-LEAST_STEP = 64
-"""Rows by which the heights of products differ at least: up to there they take as long as reading the weights."""
-
 Runner = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """[tokens, hidden], [tokens, top_k] expert numbers and weights -> [tokens, hidden]."""
+Fit = Callable[[Sequence[int]], int]
+"""Experts -> how many of them, from the first, are computed together: at least one."""
 Arrived = tuple[int, Mapping[str, torch.Tensor]]
 """An expert and its parameters, without the leading dimension, where the model computes."""
 Recorded = Callable[[Sequence[Parameters | Made], Callable[[], object]], torch.Tensor | None]
@@ -71,11 +70,12 @@ class ExpertSource(Protocol):
         """The experts to compute with, [tokens, top_k], where the router chose ``index`` for ``hidden`` [tokens, width]. The choice is read
         back next."""
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived | Made]:
-        """Each of ``routing``'s experts once. What computes with one is issued before the next is asked for."""
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived | Made]]:
+        """Each of ``routing``'s experts once, those together that are there and ``fit``. What computes with them is issued before the next
+        are asked for."""
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
-        """The same experts, those together that are there together. What computes with a group is issued before the next is asked for."""
+        """The same of one token, those together that are there together. What computes with a group is issued before the next."""
 
 
 class Watcher(Protocol):
@@ -98,12 +98,15 @@ class Sharing(Protocol):
 class LayerExperts:
     """One layer's experts as its module calls them.
 
-    On a GPU an expert's rows of a prompt are computed with some of the next expert's. So products have few different heights. A new height
-    costs 2 ms once a process, to find and load its kernel; nothing is launched meanwhile. :meth:`warm_up` computes each height once.
+    Of several tokens, experts that are there have all but their two products in common: rows are gathered, gated and put apart for all of
+    them at once. To launch that for each expert takes longer than a link takes for one of 5 MB.
 
-    Memory beside input and output of ``tokens`` rows: an output row for each token and expert; the same weighted; for the largest expert
-    its gathered rows (at most an eighth more, never above ``tokens``), their gate and up, and the product. Each visit reads the routing
-    back once, which waits for the router. Scores of the layer ahead come with the same wait.
+    On a GPU an expert's rows of a prompt are more than its own, so that products have few different heights. A new height costs 2 ms once a
+    process, to find and load its kernel; nothing is launched meanwhile. :meth:`warm_up` computes each height once.
+
+    Memory beside input and output of ``tokens`` rows: an output row for each token and expert; the same weighted; for the largest expert,
+    or experts computed together, their gathered rows (never above ``tokens``), their gate and up, and the product. Each visit reads the
+    routing back once, which waits for the router. Scores of the layer ahead come with the same wait.
     """
 
     def __init__(self, module: ExpertsModule, layer: int):
@@ -147,12 +150,12 @@ class LayerExperts:
 
     def warm_up(self, tokens: int) -> None:
         """Compute products of all heights that a pass of a prompt's ``tokens`` may have."""
-        (arrived,) = self._source.visit(self.layer, Routing(np.zeros((1, 1), np.intp), prompt=True))
+        ((arrived,),) = self._source.visit(self.layer, Routing(np.zeros((1, 1), np.intp), prompt=True), len)
         parameters = arrived[1]
         assert not isinstance(parameters, torch.Tensor), "nothing of a prompt is computed elsewhere"
         device = next(iter(parameters.values())).device
         for rows in heights(tokens):
-            self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), parameters)
+            self._apply(torch.zeros(rows, self._first.columns, dtype=self._first.dtype, device=device), (rows,), (parameters,))
 
     def tabled(
         self,
@@ -167,7 +170,7 @@ class LayerExperts:
         if len(hidden) != 1 or self.sharing is not None:
             return None
         count = weights.shape[1]
-        first = next(iter(self._source.visit(self.layer, Routing(np.arange(count)[None], prompt=False))))[1]
+        first = next(iter(self._source.visit(self.layer, Routing(np.arange(count)[None], prompt=False), len)))[0][1]
         assert not isinstance(first, torch.Tensor), "nothing is computed elsewhere in a rehearsal"
         table = ExpertTable(count, first, hidden.device, alias)
         found = Tabled(table, None, results)
@@ -225,23 +228,25 @@ class LayerExperts:
     def _grouped(self, hidden: torch.Tensor, order: torch.Tensor, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
         """[tokens, hidden] -> the same, each expert with all of its tokens. ``order`` sorts pairs of token and expert by expert."""
         pairs, top_k = routing.chosen.size, routing.chosen.shape[1]
-        height = height_of(hidden, routing.prompt)
-        bounds = np.bincount(routing.chosen.ravel(), minlength=self._module.num_experts).cumsum().tolist()
-        out = hidden.new_empty(pairs, hidden.shape[-1])
-        for one in self._source.visit(self.layer, routing):
-            expert, parameters = one[:2]
-            begin, end = bounds[expert - 1] if expert else 0, bounds[expert]
-            if isinstance(parameters, torch.Tensor):
-                out[order[begin:end]] = parameters
-                continue
-            rows = height(end - begin)
-            first = min(begin, pairs - rows)
-            taken = order[first : first + rows] // top_k
-            out[order[begin:end]] = self._apply(hidden[taken], parameters)[begin - first : end - first]
-        return (out * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
+        rows = ExpertRows.of(order, routing.chosen, self._module.num_experts, height_of(hidden, routing.prompt))
+        out = hidden.new_empty(pairs + 1, hidden.shape[-1])
+        for together in self._source.visit(self.layer, routing, rows.fit):
+            here: list[int] = []
+            parameters: list[Parameters] = []
+            for one in together:
+                if isinstance(one, Made):
+                    out[rows.own(one.expert)] = one.rows
+                else:
+                    here.append(one[0])
+                    parameters.append(one[1])
+            if here:
+                tokens, places = rows.taken(here)
+                out.index_copy_(0, places, self._apply(hidden.index_select(0, tokens), rows.heights(here), parameters))
+        return (out[:pairs] * weights.reshape(-1, 1)).view(len(hidden), top_k, -1).sum(dim=1)
 
-    def _apply(self, rows: torch.Tensor, expert: Parameters) -> torch.Tensor:
-        return self._last.one(self._activated(self._first.one(rows, expert)), expert)
+    def _apply(self, rows: torch.Tensor, heights: Sequence[int], experts: Sequence[Parameters]) -> torch.Tensor:
+        """[rows, hidden] -> the same: so many for each of ``experts``, one behind the other."""
+        return in_turn(self._last, self._activated(in_turn(self._first, rows, heights, experts)), heights, experts)
 
     def _activated(self, first: torch.Tensor) -> torch.Tensor:
         module = self._module
@@ -256,23 +261,6 @@ def weighted(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (rows * weights.T).sum(dim=0, keepdim=True)
 
 
-def padded(rows: int, tokens: int) -> int:
-    """The height of the product for an expert with ``rows`` of a prompt's ``tokens``: the next eighth of a power of two, at least
-    ``LEAST_STEP`` and at most ``tokens``."""
-    step = max(LEAST_STEP, 1 << max(0, rows.bit_length() - 4))
-    return min(-(-rows // step) * step, tokens)
-
-
-def height_of(hidden: torch.Tensor, prompt: bool) -> Callable[[int], int]:
-    """Rows of an expert -> those of its product."""
-    return partial(padded, tokens=len(hidden)) if prompt and hidden.is_cuda else int
-
-
-def heights(tokens: int) -> list[int]:
-    """All that ``padded`` gives."""
-    return sorted({padded(rows, tokens) for rows in range(1, tokens + 1)})
-
-
 class WholeExperts:
     """Of a model that has them all: the unstreamed one, to compare with."""
 
@@ -282,12 +270,12 @@ class WholeExperts:
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
         for expert in routing.experts:
-            yield expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()}
+            yield [(expert, {name: parameter[expert] for name, parameter in self._parameters[layer].items()})]
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
-        yield Group([*self.visit(layer, routing)])
+        yield Group([one for (one,) in self.visit(layer, routing, len)])
 
 
 def run_experts(module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

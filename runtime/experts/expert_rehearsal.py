@@ -8,7 +8,7 @@ from itertools import cycle
 import torch
 
 from penstock.planner.contract.experts.expert_cache import Routing
-from penstock.runtime.experts.expert_forward import Arrived, Group
+from penstock.runtime.experts.expert_forward import Arrived, Fit, Group
 from penstock.runtime.model.binding import views
 from penstock.runtime.store.base import TensorLayout
 
@@ -33,9 +33,11 @@ class RehearsedExperts:
             chosen[:, -1] += torch.log2(tokens / nth).to(index.dtype).clamp(max=self._count - top_k)
         return chosen
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        for expert in routing.experts:
-            yield expert, next(self._views)
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
+        experts = routing.experts
+        while experts:
+            together, experts = experts[: fit(experts)], experts[fit(experts) :]
+            yield [(expert, next(self._views)) for expert in together]
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
-        yield Group([*self.visit(layer, routing)])
+        yield Group([(expert, next(self._views)) for expert in routing.experts])

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from penstock.planner.contract.experts.expert_cache import Routing
-from penstock.runtime.experts.expert_forward import Arrived, Group
+from penstock.runtime.experts.expert_forward import Arrived, Fit, Group
 from penstock.runtime.experts.products.expert_views import SlotViews
 from penstock.runtime.experts.tiers.dram_experts import DramExperts
 from penstock.runtime.experts.tiers.expert_fetch import Key
@@ -39,7 +39,7 @@ class HostExperts:
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
         dram = self._dram
         here, coming = dram.visit(layer, routing, routing.experts)
         dram.judge(layer, routing)
@@ -50,11 +50,11 @@ class HostExperts:
             if expert is None:
                 expert = kept.popleft() if kept else self._awaited(layer, waiting)
             waiting.pop(expert, None)
-            yield expert, self._use(layer, expert)
+            yield [(expert, self._use(layer, expert))]
             dram.release(layer, (expert,))
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
-        return (Group([arrived]) for arrived in self.visit(layer, routing))
+        return map(Group, self.visit(layer, routing, len))
 
     def _awaited(self, layer: int, waiting: Collection[int]) -> int:
         self._clock.pause()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from penstock.planner.common.outside.cache_name import cache_name
 from penstock.planner.contract.experts.expert_cache import Routing
 from penstock.planner.contract.given.model import Experts
 from penstock.planner.contract.prices.launches import OPERATIONS
-from penstock.runtime.experts.expert_forward import Arrived, WholeExperts
+from penstock.runtime.experts.expert_forward import Arrived, Fit, WholeExperts
 from tests.runtime.whole_experts import take_over
 
 CLOSE = 0.15
@@ -38,12 +38,12 @@ class KeptViews(WholeExperts):
         super().__init__(layers)
         self._made: dict[tuple[int, int], Mapping[str, torch.Tensor]] = {}
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
         missing = [expert for expert in routing.experts if (layer, expert) not in self._made]
         if missing:
-            self._made |= {(layer, e): views for e, views in super().visit(layer, routing)}
+            self._made |= {(layer, e): views for ((e, views),) in super().visit(layer, routing, fit)}
         for expert in routing.experts:
-            yield expert, self._made[layer, expert]
+            yield [(expert, self._made[layer, expert])]
 
 
 def model_of(layers: int, routed: bool) -> LlamaModel | MixtralModel:

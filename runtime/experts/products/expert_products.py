@@ -156,3 +156,11 @@ def one_by_one(product: Product, rows: torch.Tensor, experts: Sequence[Parameter
     each = [rows] * len(experts) if len(rows) == 1 else rows.split(1)
     made = [product.one(row, expert) for row, expert in zip(each, experts, strict=True)]
     return made[0] if len(made) == 1 else torch.cat(made)
+
+
+def in_turn(product: Product, rows: torch.Tensor, heights: Sequence[int], experts: Sequence[Parameters]) -> torch.Tensor:
+    """[rows, columns] -> [rows, outputs], so many of the rows by each of ``experts``. Of several experts the result lies there twice for a
+    moment."""
+    if len(experts) == 1:
+        return product.one(rows, experts[0])
+    return torch.cat([product.one(own, expert) for own, expert in zip(rows.split([*heights]), experts, strict=True)])

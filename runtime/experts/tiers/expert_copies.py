@@ -172,6 +172,11 @@ class ExpertCopies:
         """Behind the last copy into ``slot``; None where it has been waited for before."""
         return self._arrived.get(slot)
 
+    def is_there(self, slot: int) -> bool:
+        """Whether the last copy into ``slot`` is over, as far as the driver says now."""
+        over = self._arrived.get(slot)
+        return over is None or self.device.done(over)
+
     def left(self, slots: Iterable[int]) -> None:
         """What computes with ``slots`` is queued."""
         self.used.update(slots)

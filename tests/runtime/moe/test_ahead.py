@@ -32,6 +32,7 @@ from tests.runtime.moe.tiers import (
     card_tier,
     check,
     dram_tier,
+    each_of,
 )
 from tests.support import HostCopier
 
@@ -86,7 +87,7 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
     whole, chunk = 8 * ELEMENTS, 2 * ALIGN
     device = SlowCard()
     with on_slow_card(layouts, device, three_slots(Certain(0))) as (card, _):
-        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        list(each_of(card, 1, Routing(np.array([[3]]), prompt=False)))
         assert device.sizes == [whole, chunk, chunk]
         card.fetch_ahead()
         assert len(device.sizes) == 3
@@ -94,9 +95,9 @@ def test_what_is_fetched_ahead_waits_in_few_chunks_and_ends_when_it_was_wrong(la
         card.fetch_ahead()
         assert device.sizes == [whole, chunk, chunk, whole - 2 * chunk]
         device.over = 5
-        list(card.visit(2, Routing(np.array([[0, 3]]), prompt=False)))
+        list(each_of(card, 2, Routing(np.array([[0, 3]]), prompt=False)))
         assert device.sizes[4:] == [whole, chunk, chunk] and card.stats.ahead_used == 1
-        list(card.visit(4, Routing(np.array([[5]]), prompt=False)))
+        list(each_of(card, 4, Routing(np.array([[5]]), prompt=False)))
         assert device.sizes[7:] == [whole] and card.stats.ahead_used == 1
 
 
@@ -104,7 +105,7 @@ def test_nothing_is_fetched_ahead_behind_the_end(layouts: dict) -> None:
     """Of what is named two chunks are queued. Then the stream ends, and the layers compute once more, to be timed."""
     device = SlowCard()
     with on_slow_card(layouts, device, three_slots(Certain(0), prefetch=2)) as (card, below):
-        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        list(each_of(card, 1, Routing(np.array([[3]]), prompt=False)))
         queued = len(device.sizes)
         card.close()
         below.close()
@@ -118,11 +119,11 @@ def test_a_prompts_next_layer_is_fetched_without_a_throttle_but_not_the_first_la
     whole, chunk = 8 * ELEMENTS, 2 * ALIGN
     device, every = SlowCard(), Routing(np.array([range(COUNT)]), prompt=True)
     with on_slow_card(layouts, device, three_slots(Certain(0))) as (card, _):
-        list(card.visit(1, every))
+        list(each_of(card, 1, every))
         assert device.sizes[COUNT:] == [whole, whole]
-        list(card.visit(2, every))
+        list(each_of(card, 2, every))
         device.over, before = device.events, len(device.sizes)
-        list(card.visit(4, Routing(np.array([range(2, COUNT)]), prompt=True)))
+        list(each_of(card, 4, Routing(np.array([range(2, COUNT)]), prompt=True)))
         assert card.stats.ahead == 2 + 2 + 1 and card.stats.ahead_used == 2
         assert device.sizes[before:] == [whole] * (COUNT - 2) + [chunk, chunk]
 
@@ -147,11 +148,11 @@ def test_computing_stands_still_for_what_was_fetched_ahead_until_it_has_come(lay
     for over, awaited in ((0, 1), (10**6, 0)):
         device, clock = SlowCard(), Stopwatch()
         with on_slow_card(layouts, device, three_slots(Certain(0)), clock=clock, chunk_bytes=8 * ELEMENTS) as (card, _):
-            list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+            list(each_of(card, 1, Routing(np.array([[3]]), prompt=False)))
             assert len(device.sizes) == 2 and len(clock.awaited) == 1
             device.over = over
             clock.awaited.clear()
-            list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+            list(each_of(card, 2, Routing(np.array([[0]]), prompt=False)))
             assert len(device.sizes) == 3 and len(clock.awaited) == awaited
 
 
@@ -164,7 +165,7 @@ def test_computing_stands_still_while_the_host_waits_for_the_ssd(layouts: dict) 
         card = card_tier(layouts, 3, below, cache, device, clock)
         card.start()
         seen = []
-        for expert, _ in card.visit(1, Routing(np.array([[3, 4]]), prompt=False)):
+        for expert, _ in each_of(card, 1, Routing(np.array([[3, 4]]), prompt=False)):
             seen.append((expert, clock.paused, len(clock.awaited)))
     assert sorted(e for e, *_ in seen) == [3, 4] and [s[1:] for s in seen] == [(False, 1), (False, 2)]
 
@@ -191,11 +192,11 @@ def test_what_is_fetched_for_a_farther_layer_stays_until_it_is_that_layers_turn(
     device = SlowCard()
     device.over = 10**6
     with on_slow_card(layouts, device, three_slots(Blind(0), Third(5))) as (card, _):
-        list(card.visit(1, Routing(np.array([[3]]), prompt=False)))
+        list(each_of(card, 1, Routing(np.array([[3]]), prompt=False)))
         assert card.stats.ahead == 1 and sum(device.sizes) == 2 * 8 * ELEMENTS
-        list(card.visit(2, Routing(np.array([[0]]), prompt=False)))
+        list(each_of(card, 2, Routing(np.array([[0]]), prompt=False)))
         copied = sum(device.sizes)
-        for expert, parameters in card.visit(4, Routing(np.array([[5]]), prompt=False)):
+        for expert, parameters in each_of(card, 4, Routing(np.array([[5]]), prompt=False)):
             check(4, expert, parameters)
         assert sum(device.sizes) == copied and card.stats.ahead_used == 1
 
@@ -207,7 +208,7 @@ def test_the_link_fetches_ahead_while_the_ssd_is_waited_for(layouts: dict) -> No
     with dram_tier(layouts, 2 * len(LAYERS) + 3, 0, cache, True) as below:
         card = card_tier(layouts, 3, below, cache, device)
         card.start()
-        for expert, parameters in card.visit(1, Routing(np.array([[3]]), prompt=False)):
+        for expert, parameters in each_of(card, 1, Routing(np.array([[3]]), prompt=False)):
             check(1, expert, parameters)
             assert card.stats.ahead == 1 and device.sizes[:2] == [2 * ALIGN, 2 * ALIGN]
             assert sum(device.sizes) == 4 * ALIGN + 8 * ELEMENTS

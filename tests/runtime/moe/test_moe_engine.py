@@ -19,6 +19,7 @@ from penstock.runtime.engine.passes.generate import Batch, Generation
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.session import Session
 from penstock.runtime.experts import expert_forward as forward
+from penstock.runtime.experts import expert_rows
 from penstock.runtime.experts.expert_rehearsal import RehearsedExperts
 from penstock.runtime.experts.tiers.expert_fetch import Key
 from penstock.runtime.reading.layout import UnitLayout
@@ -247,33 +248,24 @@ def test_what_is_recorded_is_what_the_model_chose(tmp_path: Path) -> None:
         assert line["experts"] == [layer[pos].topk(2).indices.tolist() for layer in logits]
 
 
-def test_experts_computed_with_rows_of_the_next_ones_say_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_computed_with_rows_of_no_use_say_the_same(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; a product of another height may round otherwise."""
     batch = replace(BATCH, prompts=[list(range(3, 90)), list(range(50, 100))], chunk_tokens=32)
     want, asked = expect(checkpoint, batch), []
 
     def height_of(hidden: torch.Tensor, prompt: bool) -> Callable[[int], int]:
         def height(rows: int) -> int:
-            asked.append((rows, forward.padded(rows, len(hidden)) if prompt else rows))
+            asked.append((rows, expert_rows.padded(rows, len(hidden)) if prompt else rows))
             return asked[-1][1]
 
         return height
 
     monkeypatch.setattr(forward, "height_of", height_of)
-    monkeypatch.setattr(forward, "LEAST_STEP", 4)
+    monkeypatch.setattr(expert_rows, "LEAST_STEP", 4)
     got, _ = run(checkpoint, slots(checkpoint, "few", "some"), True, batch)
     assert got.tokens == want.tokens and len({height for _, height in asked}) > 3
     assert any(height > rows for rows, height in asked) and any(height == rows for rows, height in asked)
     assert all(torch.allclose(a, b, atol=0.02) for a, b in zip(got.logits, want.logits, strict=True))
-
-
-@pytest.mark.parametrize("tokens", [1, 5, 63, 64, 65, 700, 5000])
-def test_products_have_few_heights(tokens: int) -> None:
-    met = forward.heights(tokens)
-    assert met[-1] == tokens and len(met) <= 1 + max(8, 8 * (tokens.bit_length() - 8)) + 1
-    for rows in range(1, tokens + 1):
-        height = forward.padded(rows, tokens)
-        assert height in met and rows <= height <= max(rows * 9 / 8, rows + 63)
 
 
 @pytest.mark.parametrize("tokens, top_k, rows", [(1, 2, [1, 1]), (64, 2, [64, 32, 16, 8, 4, 4]), (6, 3, [6, 6, 3, 2, 1]), (5, 1, [5])])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from penstock.runtime.engine.passes.generate import Batch, Generation, generate
 from penstock.runtime.engine.passes.rehearsal import longest_step
 from penstock.runtime.engine.passes.sampling import Sampler, Sampling
 from penstock.runtime.engine.passes.stepper import Stepper
-from penstock.runtime.experts.expert_forward import Arrived, ExpertsInTurn, Group, HandedExperts, WholeExperts, layer_experts
+from penstock.runtime.experts.expert_forward import Arrived, ExpertsInTurn, Fit, Group, HandedExperts, WholeExperts, layer_experts
 from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.products.expert_table import APART, Lies
 from penstock.runtime.experts.products.expert_views import PlacedTensors, SlotViews
@@ -127,12 +127,17 @@ class SlottedExperts:
     def route(self, index: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         return index
 
-    def visit(self, layer: int, routing: Routing) -> Iterator[Arrived]:
-        for expert in routing.experts:
-            yield expert, self._views[layer][expert]
+    def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
+        experts = routing.experts
+        while experts:
+            together, experts = experts[: fit(experts)], experts[fit(experts) :]
+            yield self.here(layer, together)
+
+    def here(self, layer: int, experts: Sequence[int]) -> list[Arrived]:
+        return [(expert, self._views[layer][expert]) for expert in experts]
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
-        yield Group([*self.visit(layer, routing)])
+        yield Group(self.here(layer, routing.experts))
 
 
 class ApartOnce(SlottedExperts):
@@ -142,7 +147,7 @@ class ApartOnce(SlottedExperts):
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         self._visits += 1
-        together = [*self.visit(layer, routing)]
+        together = self.here(layer, routing.experts)
         yield from ([Group([one]) for one in together] if self._visits % 3 == 0 else [Group(together)])
 
 
@@ -163,7 +168,7 @@ class Shared(SlottedExperts):
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
         self._visits += 1
-        here = [*self.visit(layer, routing)]
+        here = self.here(layer, routing.experts)
         count = len(here) if self._visits % 3 == 0 else 1
         elsewhere, here = here[:count], here[count:]
 

@@ -37,7 +37,7 @@ from penstock.runtime.reading.pending import Done
 from penstock.runtime.reading.reads_inbox import Heard, Inbox, PlainInbox
 from tests.planner.small import MB, machine, model, work
 from tests.runtime.fakes import FakeDevice, _Record
-from tests.runtime.moe.tiers import Clock, card_tier
+from tests.runtime.moe.tiers import Clock, card_tier, each_of
 from tests.support import HostCopier, decisions
 
 COUNT, LAYERS = 24, 3
@@ -153,7 +153,7 @@ def test_all_that_a_prompt_reads_is_asked_for_before_the_last_of_drams_is_comput
     drive = Drive()
     with visited(on_a_slow_link(drive), drive) as card:
         used, asked = [], []
-        for expert, _ in card.visit(0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
+        for expert, _ in each_of(card, 0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
             used.append(expert)
             asked.append(len(drive.asked))
             drive.end()
@@ -166,7 +166,7 @@ def used_without_a_card(below: DramExperts, drive: Drive, chosen: Sequence[int])
     """By a prompt of ``chosen``: experts in the order in which they are used, and how many reads had been asked when each came."""
     source = HostExperts(below, {key: layout.tensors for key, layout in LAYOUTS.items()}, Clock())
     used, asked = [], []
-    for expert, _ in source.visit(0, Routing(np.array([[*chosen]]), prompt=True)):
+    for expert, _ in each_of(source, 0, Routing(np.array([[*chosen]]), prompt=True)):
         used.append(expert)
         asked.append(len(drive.asked))
         drive.end()
@@ -197,7 +197,7 @@ def test_while_the_drive_reads_no_more_copies_wait_than_slots_are_for() -> None:
     device = on_a_slow_link(drive)
     with visited(device, drive) as card:
         waiting, used = [], set[int]()
-        for expert, _ in card.visit(0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
+        for expert, _ in each_of(card, 0, Routing(np.array([[*NEAR, *FAR]]), prompt=True)):
             used.add(expert)
             if len(drive.asked) < len(FAR) and not used.issuperset(NEAR):
                 waiting.append(sum(isinstance(work, _Record) for work in device._queues["copies"]))
@@ -209,7 +209,7 @@ def test_where_nothing_is_read_the_host_waits_for_no_copy() -> None:
     device = on_a_slow_link(drive)
     device.on_compute_path = True
     with visited(device, drive) as card:
-        assert [expert for expert, _ in card.visit(0, Routing(np.array([NEAR]), prompt=True))] == [*NEAR]
+        assert [expert for expert, _ in each_of(card, 0, Routing(np.array([NEAR]), prompt=True))] == [*NEAR]
     assert not drive.asked
 
 
@@ -257,7 +257,7 @@ def ran(slots: ExpertSlots, seed: int) -> list[Key]:
         if vram is not None:
             source = card_tier(LAYOUTS, slots.vram_slots, below, vram, HostCopier())
         for layer, routing in routings(seed):
-            for expert, _ in source.visit(layer, routing):
+            for expert, _ in each_of(source, layer, routing):
                 order.append((layer, expert))
                 drive.end()
     return order

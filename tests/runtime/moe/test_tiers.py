@@ -31,6 +31,7 @@ from tests.runtime.moe.tiers import (
     check,
     compute_in_any_order,
     dram_tier,
+    each_of,
     routings,
     uses,
 )
@@ -44,7 +45,7 @@ def test_the_cpu_computes_with_every_expert_once_a_visit(layouts: dict, slots: i
         source = HostExperts(dram, {key: layout.tensors for key, layout in layouts.items()}, Clock())
         for layer, routing in routings(seed, 24):
             used = []
-            for expert, parameters in source.visit(layer, routing):
+            for expert, parameters in each_of(source, layer, routing):
                 check(layer, expert, parameters)
                 used.append(expert)
             assert sorted(used) == sorted(routing.experts)
@@ -59,7 +60,7 @@ def test_a_tier_with_a_slot_for_every_expert_is_still_once_all_of_them_came(layo
         source = HostExperts(dram, {key: layout.tensors for key, layout in layouts.items()}, Clock())
         for visit, layer in enumerate(LAYERS + LAYERS):
             assert dram._cache.still == (visit >= len(LAYERS))
-            for expert, parameters in source.visit(layer, Routing(np.array([range(COUNT)]), prompt=False)):
+            for expert, parameters in each_of(source, layer, Routing(np.array([range(COUNT)]), prompt=False)):
                 check(layer, expert, parameters)
         assert dram.stats.hits + dram.stats.misses == 2 * EXPERTS.units and dram.stats.visits == 2 * len(LAYERS)
 
@@ -104,7 +105,7 @@ def test_a_failed_read_is_raised_where_the_expert_is_waited_for(layouts: dict, t
     with dram_tier(gone, 6, 1, None, False) as dram:
         source = HostExperts(dram, {key: layout.tensors for key, layout in gone.items()}, Clock())
         with pytest.raises(Exception, match="gone"):
-            list(source.visit(1, Routing(np.array([[0, 1]]), prompt=False)))
+            list(each_of(source, 1, Routing(np.array([[0, 1]]), prompt=False)))
 
 
 def vars_of(extent: Extent) -> tuple[int, int, int]:

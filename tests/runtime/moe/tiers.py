@@ -17,8 +17,9 @@ from penstock.planner.contract.experts.policies import FarSight
 from penstock.planner.contract.experts.prefetch import Prefetch
 from penstock.planner.contract.given.model import Experts
 from penstock.runtime.experts.card_experts import CardExperts
-from penstock.runtime.experts.expert_forward import Arrived
+from penstock.runtime.experts.expert_forward import Arrived, ExpertSource
 from penstock.runtime.experts.host_experts import ComputeClock
+from penstock.runtime.experts.products.beside_card import Made
 from penstock.runtime.experts.tiers.dram_experts import DramExperts, slot_bytes
 from penstock.runtime.memory.arena import Arena
 from penstock.runtime.memory.device import CopyDevice, Event
@@ -121,10 +122,18 @@ def card_tier(
     return CardExperts(placed, slots, cache, dram, device, clock or Clock(), Ledger(), chunk_bytes, 2)
 
 
+def each_of(source: ExpertSource, layer: int, routing: Routing) -> Iterator[Arrived]:
+    """One after the other."""
+    for (one,) in source.visit(layer, routing, lambda experts: 1):
+        assert not isinstance(one, Made)
+        yield one
+
+
 def arrivals(card: CardExperts, layer: int, routing: Routing, together: bool) -> Iterator[Arrived]:
-    """One at a time, or by groups."""
+    """At most three at a time, or by groups."""
     if not together:
-        yield from card.visit(layer, routing)
+        for few in card.visit(layer, routing, lambda experts: min(len(experts), 3)):
+            yield from few
         return
     for group in card.groups(layer, routing):
         group.come()
