@@ -304,8 +304,8 @@ class CardExperts:
 
     def _there(self, layer: int, experts: Collection[int], fit: Fit) -> int:
         """How many of ``experts``, from the first, which may be on its way, are there and fit: the card waits for none beside the first."""
-        taken = [*experts][: fit([*experts])]
-        slots = self._cache.slots(layer, taken)
+        asked = [*experts]
+        slots = self._cache.slots(layer, asked[: fit(asked)])
         return 1 + sum(1 for _ in takewhile(self._copies.is_there, slots[1:]))
 
     def _await(self, layer: int, expert: int) -> None:

@@ -36,7 +36,8 @@ class RehearsedExperts:
     def visit(self, layer: int, routing: Routing, fit: Fit) -> Iterator[Sequence[Arrived]]:
         experts = routing.experts
         while experts:
-            together, experts = experts[: fit(experts)], experts[fit(experts) :]
+            number = fit(experts)
+            together, experts = experts[:number], experts[number:]
             yield [(expert, next(self._views)) for expert in together]
 
     def groups(self, layer: int, routing: Routing) -> Iterator[Group]:
